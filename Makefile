@@ -10,7 +10,7 @@ BUILD_COMMAND = cmake --preset release -DCROSSDOCK_BUILD_TESTS=OFF -DCROSSDOCK_B
                 cmake --build --preset release -j $(JOBS)
 
 .DEFAULT_GOAL := all
-.PHONY: all demo test test-quick test-sanitizers lint lint-full format bench python test-python wheel test-wheel wheels deb test-deb deps fuzz test-torch test-torch-quick test-training frameworks cuda cuda-release test-cuda install clean help
+.PHONY: all demo test test-quick test-sanitizers lint lint-full format bench python test-python wheel test-wheel wheels deb test-deb deps fuzz test-torch test-torch-quick test-training test-transformers frameworks cuda cuda-release test-cuda follow-token install clean help
 
 deps:  ## install what `make demo` and `make test` need, and nothing else
 	tools/setup.sh build mpi test
@@ -96,8 +96,13 @@ test-torch-quick: python  ## run some of them with Debian's torch
 test-training: python build/torch/installed  ## train a small transformer on meshes, against one rank
 	PYTHONPATH=python $(TORCH_PYTHON) -B tests/training/run.py
 
+test-transformers: python build/torch/transformers  ## run the tests of crossdock.transformers, with 5.23 and 5.20
+	PYTHONPATH=python $(TORCH_PYTHON) -B tests/torch/run.py --sets transformers transformers-parallel
+	PYTHONPATH=python:$(OLD_TRANSFORMERS) $(TORCH_PYTHON) -B tests/torch/run.py --sets transformers
+	PYTHONPATH=python $(TORCH_PYTHON) -B tests/torch/hf_runs.py
+
 # Some virtual machines announce AMX but refuse its instructions, which torch's products in bf16 would use.
-test-torch test-torch-quick test-training: export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
+test-torch test-torch-quick test-training test-transformers: export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 
 # PyPI's torch and the frameworks: 2.7 GB to download, 4.7 GB on the disk.
 TORCH_PYTHON = build/torch/bin/python
@@ -108,6 +113,13 @@ build/torch/installed: tests/torch/requirements.txt
 	python3 -m venv build/torch
 	$(TORCH_PYTHON) -m pip install -q -r $< $(MEGATRON)
 	$(TORCH_PYTHON) -m pip install -q --no-deps $(TITAN)
+	touch $@
+
+# The newest transformers, and the oldest that has an interface for experts, in a folder of its own.
+OLD_TRANSFORMERS = build/torch/old-transformers
+build/torch/transformers: build/torch/installed
+	$(TORCH_PYTHON) -m pip install -q transformers==5.23.0 accelerate
+	$(TORCH_PYTHON) -m pip install -q --no-deps --target $(OLD_TRANSFORMERS) transformers==5.20.0
 	touch $@
 
 FRAMEWORKS_PYTHON ?= 3.12
@@ -149,6 +161,11 @@ cuda-release:  ## compile for every supported GPU, before a release
 
 test-cuda: cuda  ## run the tests that need a GPU
 	ctest --preset cuda -L cuda
+
+follow-token:  ## check the list of files under "Follow one token" in docs/architecture.md against a run
+	cmake --preset coverage
+	cmake --build --preset coverage -j $(JOBS) --target follow_token
+	tools/follow_token.py build/coverage
 
 install:  ## build library and command, install in PREFIX (/usr/local)
 	tools/setup.sh build

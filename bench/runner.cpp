@@ -225,7 +225,7 @@ Result run_case(const Case& one, const RunOptions& options) {
               auto steps = run_rank(one, workload.get(), group, options);
               if (group.rank() == 0) result.steps = std::move(steps);
             },
-            {.ranks_per_node = options.ranks_per_node});
+            {.ranks_per_node = options.ranks_per_node, .group = options.group});
   return result;
 }
 

@@ -33,6 +33,7 @@ struct RunOptions {
   Repeats repeats{};
   bool check = true;
   int ranks_per_node = 0;  // for threads; 0: all on one node
+  GroupOptions group{};    // the same
 };
 
 /// In the order of scenarios, communicators, strategies and sizes. Throws Error(kInvalidArgument)

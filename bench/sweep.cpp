@@ -1,9 +1,10 @@
 #include "bench/sweep.hpp"
 
 #include <algorithm>
-#include <charconv>
+#include <optional>
 #include <utility>
 
+#include "bench/whole_number.hpp"
 #include "crossdock/error.hpp"
 
 namespace crossdock::bench {
@@ -28,11 +29,10 @@ std::string in_quotes(std::string_view text) {
 
 // `entry`: what the number is a part of, for messages.
 int64_t parse_number(const SizeOption& option, std::string_view text, std::string_view entry) {
-  int64_t value = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, failure] = std::from_chars(text.data(), end, value);
-  if (stop != end || failure == std::errc::invalid_argument) refuse_entry(option, entry);
-  if (failure != std::errc{} || value < option.least || value > option.largest) {
+  const std::optional<WholeNumber> number = parse_whole_number(text);
+  if (!number) refuse_entry(option, entry);
+  const int64_t value = number->value;
+  if (!number->fits || value < option.least || value > option.largest) {
     refuse(std::string(option.name) + " must be from " + std::to_string(option.least) + " to " +
            std::to_string(option.largest) + ", got " + std::string(text));
   }
@@ -61,10 +61,9 @@ SizeRange parse_range(const SizeOption& option, std::string_view entry) {
                   .is_factor = entry[second + 1] == 'x'};
   if (!range.is_factor && entry[second + 1] != '+') refuse_entry(option, entry);
   const int64_t least = range.is_factor ? 2 : 1;
-  const std::string_view digits = entry.substr(second + 2);
-  const auto [stop, failure] =
-      std::from_chars(digits.data(), digits.data() + digits.size(), range.change);
-  if (stop != digits.data() + digits.size() || failure != std::errc{}) refuse_entry(option, entry);
+  const std::optional<WholeNumber> change = parse_whole_number(entry.substr(second + 2));
+  if (!change || !change->fits) refuse_entry(option, entry);
+  range.change = change->value;
   if (range.change < least) {
     refuse(std::string(option.name) + ": the " + (range.is_factor ? "factor" : "step") +
            " of a range must be at least " + std::to_string(least) + ", got " + in_quotes(entry));

@@ -35,6 +35,7 @@ struct EvalArgs {
   std::string path;          // "-": standard input
   std::string communicator;  // "threads", "sockets" or "mpi"; empty: the case's
   bool check = false;        // compare with the reference, report on standard error
+  bool as_rank = false;      // this process is a rank that eval has started
 };
 void add_options(Options& options, EvalArgs& args);
 int run_eval(const EvalArgs& args);
@@ -95,7 +96,8 @@ inline std::vector<std::string> wanted_communicators(const RunArgs& args) {
 int run_run(const RunArgs& args);
 
 struct PlanArgs {
-  std::string model;  // a published model; empty: sizes as given
+  std::string model;   // a published model; empty: sizes as given
+  std::string config;  // file with a model's configuration, instead
   std::optional<int64_t> width, inner, experts, top_k;
   std::optional<int64_t> sequence, micro_batch, tokens;
   std::string dtype = "bf16";
@@ -110,8 +112,10 @@ struct PlanArgs {
   double zipf = 0;
   std::string fabric = "h100-nvlink-400g";
   std::optional<double> within_rate, between_rate;  // GB/s
+  std::optional<double> memory;                     // GB per rank
   std::optional<int64_t> queue_depth;
   std::optional<int> max_in_flight;
+  bool queue = false;  // show what schemes with queue entries per token need
   bool json = false;
 };
 void add_options(Options& options, PlanArgs& args);
@@ -119,6 +123,7 @@ int run_plan(const PlanArgs& args);
 
 struct MeshArgs {
   std::optional<int64_t> world, tp, cp, dp, pp, etp, ep, edp;  // not given: derived
+  std::optional<int> rank;                                     // show only its groups
   bool json = false;
 };
 void add_options(Options& options, MeshArgs& args);

@@ -4,7 +4,7 @@
 
 #include "cli/commands.hpp"
 #include "cli/device/rank_device.hpp"
-#include "cli/json_writer.hpp"
+#include "cli/json.hpp"
 #include "cli/machine.hpp"
 #include "cli/options.hpp"
 #include "cli/processes/launched_job.hpp"
@@ -62,22 +62,6 @@ std::vector<std::string_view> token_dtypes() {
           name_of(DType::kF8E4M3)};
 }
 
-void write_gpus(JsonWriter& writer, const std::vector<GpuInfo>& gpus) {
-  writer.key("gpus");
-  writer.begin_array();
-  for (const GpuInfo& gpu : gpus) {
-    writer.begin_object();
-    writer.field("name", gpu.name);
-    writer.field("memory_bytes", gpu.memory_bytes);
-    writer.key("unreachable");
-    writer.begin_array();
-    for (const int other : gpu.unreachable) writer.value(other);
-    writer.end_array();
-    writer.end_object();
-  }
-  writer.end_array();
-}
-
 // "NVIDIA H200, 140 GiB; does not reach the memory of GPU 2, 3"
 std::string gpu_text(const GpuInfo& gpu) {
   std::string text =
@@ -91,38 +75,31 @@ std::string gpu_text(const GpuInfo& gpu) {
 
 std::string to_json(const BuildDescription& build, const Machine& machine,
                     const std::vector<Part>& parts) {
-  JsonWriter writer(2);
-  writer.begin_object();
-  writer.field("version", build.version);
-  writer.field("revision", build.revision);
-  writer.field("compiler", build.compiler);
-  writer.field("build_type", build.build_type);
-  writer.field("sanitizers", build.sanitizers);
-  writer.key("parts");
-  writer.begin_array();
+  Json json = {{"version", build.version},
+               {"revision", build.revision},
+               {"compiler", build.compiler},
+               {"build_type", build.build_type},
+               {"sanitizers", build.sanitizers},
+               {"parts", Json::array()},
+               {"strategies", strategy_names()},
+               {"dtypes", token_dtypes()},
+               {"machine",
+                {{"cores", machine.num_cores},
+                 {"usable_cores", machine.num_usable_cores},
+                 {"memory_bytes", machine.memory_bytes},
+                 {"simd", machine.simd}}},
+               {"gpus", Json::array()}};
   for (const Part& part : parts) {
-    writer.begin_object();
-    writer.field("name", part.name);
-    writer.field("built", part.is_built);
-    writer.field("works", part.works);
-    writer.field("note", part.note);
-    writer.end_object();
+    json["parts"].push_back({{"name", part.name},
+                             {"built", part.is_built},
+                             {"works", part.works},
+                             {"note", part.note}});
   }
-  writer.end_array();
-  writer.key("strategies");
-  writer.list(strategy_names());
-  writer.key("dtypes");
-  writer.list(token_dtypes());
-  writer.key("machine");
-  writer.begin_object();
-  writer.field("cores", machine.num_cores);
-  writer.field("usable_cores", machine.num_usable_cores);
-  writer.field("memory_bytes", machine.memory_bytes);
-  writer.field("simd", machine.simd);
-  writer.end_object();
-  write_gpus(writer, list_gpus());
-  writer.end_object();
-  return writer.text();
+  for (const GpuInfo& gpu : list_gpus()) {
+    json["gpus"].push_back(
+        {{"name", gpu.name}, {"memory_bytes", gpu.memory_bytes}, {"unreachable", gpu.unreachable}});
+  }
+  return json_text(json);
 }
 
 std::string joined(const auto& names) {

@@ -5,7 +5,7 @@
 #include <iostream>
 
 #include "cli/command_line.hpp"
-#include "cli/json_writer.hpp"
+#include "cli/json.hpp"
 #include "cli/processes/launched_job.hpp"
 #include "cli/processes/parent_watch.hpp"
 #include "cli/processes/rank_failure.hpp"
@@ -22,13 +22,14 @@ constexpr std::chrono::seconds kComplaintDeadline{10};
 
 // Commands that one process executes alone, even in a job of several.
 bool is_for_one(const CommandLine& line) {
-  return line.command == "eval" || line.command == "plan" || line.command == "mesh" ||
-         line.command == "info" || line.bench.list || line.verify.list;
+  return (line.command == "eval" && !line.eval.as_rank) || line.command == "plan" ||
+         line.command == "mesh" || line.command == "info" || line.bench.list || line.verify.list;
 }
 
 // The communicators on the command line.
 std::vector<std::string> communicators_named_in(const CommandLine& line) {
   if (line.command == "run") return wanted_communicators(line.run);
+  if (line.command == "eval" && line.eval.as_rank) return {line.eval.communicator};
   return line.command == "bench" ? line.bench.communicators : line.verify.communicators;
 }
 
@@ -70,6 +71,10 @@ int run(const CommandLine& line, const std::string& job, const std::string& name
     return 0;
   } catch (const ArgumentError& error) {
     if (speaks_for_job(job)) {
+      if (line.wants_json()) {
+        std::cout << error_json(error.what()) << std::endl;
+        return kBadArguments;
+      }
       std::cerr << wrap(name + ": " + error.what(), message_width(), 2) << "\nRun `" << name
                 << " --help` for usage.\n";
     }

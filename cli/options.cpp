@@ -7,6 +7,9 @@
 #include <sstream>
 #include <utility>
 
+#include "bench/whole_number.hpp"
+#include "cli/text/suggestion.hpp"
+
 namespace crossdock::cli {
 namespace {
 
@@ -52,18 +55,14 @@ std::string alternatives(const std::vector<std::string>& names) {
 CLI::Validator in_range(const Range& range, int64_t limit) {
   const auto complaint = [least = range.least, largest = range.largest.value_or(limit),
                           has_largest = range.largest.has_value()](std::string& text) {
-    int64_t value = 0;
-    const char* end = text.data() + text.size();
-    const auto [stop, failure] = std::from_chars(text.data(), end, value);
-    if (stop != end || failure == std::errc::invalid_argument) {
-      return "must be a whole number, got \"" + text + "\"";
-    }
-    if (failure == std::errc{} && value >= least && value <= largest) {
+    const std::optional<bench::WholeNumber> number = bench::parse_whole_number(text);
+    if (!number) return "must be a whole number, got \"" + text + "\"";
+    const int64_t value = number->value;
+    if (number->fits && value >= least && value <= largest) {
       text = std::to_string(value);
       return std::string();
     }
-    const bool is_small = failure == std::errc{} ? value < least : text.front() == '-';
-    if (is_small && !has_largest) {
+    if (value < least && !has_largest) {
       return "must be at least " + std::to_string(least) + ", got " + text;
     }
     return "must be from " + std::to_string(least) + " to " + std::to_string(largest) + ", got " +
@@ -86,12 +85,18 @@ CLI::Validator is_number() {
 CLI::Validator is_one_of(const std::vector<std::string>& names) {
   const auto complaint = [=](const std::string& text) -> std::string {
     if (std::find(names.begin(), names.end(), text) != names.end()) return "";
-    return "must be one of " + CLI::detail::join(names, ", ") + "; got \"" + text + "\"";
+    return "must be one of " + CLI::detail::join(names, ", ") + "; got \"" + text + "\"" +
+           suggestion(text, names);
   };
   return {complaint, "", ""};
 }
 
 }  // namespace
+
+void Options::describe(const char* name, const char* placeholder, const std::string& words,
+                       const std::vector<std::string>& choices) {
+  text_.options.push_back({CLI::detail::split(name, ','), placeholder, words, choices});
+}
 
 template <typename Number>
 void Options::whole_number(const char* name, Number& value, const Range& range,
@@ -101,9 +106,11 @@ void Options::whole_number(const char* name, Number& value, const Range& range,
   constexpr auto kLimit = std::cmp_less(kTypeLimit, std::numeric_limits<int64_t>::max())
                               ? static_cast<int64_t>(kTypeLimit)
                               : std::numeric_limits<int64_t>::max();
-  CLI::Option* option =
-      command_.add_option(name, value, with_default(words, Traits::default_of(value)));
-  option->transform(in_range(range, kLimit))->option_text(Traits::kIsList ? "LIST" : "N");
+  const std::string shown = with_default(words, Traits::default_of(value));
+  const char* const placeholder = Traits::kIsList ? "LIST" : "N";
+  CLI::Option* option = command_.add_option(name, value, shown);
+  option->transform(in_range(range, kLimit))->option_text(placeholder);
+  describe(name, placeholder, shown);
   if (Traits::kIsList) option->delimiter(',');
 }
 
@@ -123,6 +130,7 @@ template <typename Number>
 void Options::number(const char* name, Number& value, std::string words) {
   words = with_default(words, ValueTraits<Number>::default_of(value));
   command_.add_option(name, value, words)->check(is_number())->option_text("X");
+  describe(name, "X", words);
 }
 
 template void Options::number(const char*, double&, std::string);
@@ -133,9 +141,11 @@ void Options::text(const char* name, const char* placeholder, std::string& value
   const auto complaint = [](const std::string& given) -> std::string {
     return given.empty() ? "must not be empty; leave the option out instead" : "";
   };
-  command_.add_option(name, value, with_default(words, value))
+  const std::string shown = with_default(words, value);
+  command_.add_option(name, value, shown)
       ->check(CLI::Validator(complaint, "", ""))
       ->option_text(placeholder);
+  describe(name, placeholder, shown);
 }
 
 void Options::choice(const char* name, std::string& value, const std::vector<std::string>& names,
@@ -143,6 +153,7 @@ void Options::choice(const char* name, std::string& value, const std::vector<std
   const std::string shown =
       with_default(words + ": " + alternatives(names), value.empty() ? fallback : value);
   command_.add_option(name, value, shown)->check(is_one_of(names))->option_text("NAME");
+  describe(name, "NAME", shown, names);
 }
 
 void Options::optional_choice(const char* name, std::string& value,
@@ -153,10 +164,12 @@ void Options::optional_choice(const char* name, std::string& value,
       ->option_text("[NAME]")
       ->default_str(names.front())  // if the option is given without a value
       ->check(is_one_of(names));
+  describe(name, "[NAME]", shown, names);
 }
 
 void Options::list(const char* name, std::vector<std::string>& values, const std::string& words) {
   command_.add_option(name, values, words)->delimiter(',')->option_text("LIST");
+  describe(name, "LIST", words);
 }
 
 void Options::choices(const char* name, std::vector<std::string>& values,
@@ -167,15 +180,18 @@ void Options::choices(const char* name, std::vector<std::string>& values,
       ->delimiter(',')
       ->check(is_one_of(names))
       ->option_text("LIST");
+  describe(name, "LIST", shown, names);
 }
 
 void Options::flag(const char* name, bool& value, const std::string& words) {
   command_.add_flag(name, value, words);
+  describe(name, "", words);
 }
 
 void Options::flag_off(const char* name, bool& value, const std::string& words) {
   command_.add_flag_callback(
       name, [&value] { value = false; }, words);
+  describe(name, "", words);
 }
 
 void Options::hidden_flag(const char* name, bool& value) {
@@ -188,10 +204,19 @@ void Options::hidden_text(const char* name, std::string& value) {
 
 void Options::argument(const char* name, std::string& value, const std::string& words) {
   command_.add_option(name, value, words)->required();
+  text_.options.push_back({{}, name, words});
+}
+
+void Options::argument(const char* name, std::string& value, const std::vector<std::string>& names,
+                       const std::string& words) {
+  const std::string shown = words + ": " + alternatives(names);
+  command_.add_option(name, value, shown)->check(is_one_of(names))->required(value.empty());
+  text_.options.push_back({{}, name, shown, names});
 }
 
 void Options::notes(const char* text) {
   command_.footer(text);
+  text_.notes = text;
 }
 
 }  // namespace crossdock::cli

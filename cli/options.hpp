@@ -11,6 +11,22 @@ class App;
 
 namespace crossdock::cli {
 
+/// What help, man pages and completions say of an option.
+struct OptionText {
+  std::vector<std::string> names;      // "--preset", "--model"; empty: a positional argument
+  std::string placeholder;             // of its value: "N"; empty: it has none
+  std::string words;                   // what it is for
+  std::vector<std::string> choices{};  // the values that it takes; empty: any
+};
+
+/// The same of a command.
+struct CommandText {
+  std::string name;
+  std::string words;
+  std::string notes{};
+  std::vector<OptionText> options{};
+};
+
 /// The whole numbers that an option takes.
 struct Range {
   int64_t least = 0;
@@ -22,9 +38,10 @@ struct Range {
 /// zero nor empty as the default.
 class Options {
  public:
-  explicit Options(CLI::App& command) : command_(command) {}
+  Options(CLI::App& command, CommandText& text) : command_(command), text_(text) {}
 
-  /// int, int64_t or uint64_t; optional; or a vector, which takes a comma-separated list.
+  /// int, int64_t or uint64_t; optional; or a vector, which takes a comma-separated list. Values
+  /// may end with k, M or G (powers of 1024) or a power of ten ("1e6").
   template <typename Number>
   void whole_number(const char* name, Number& value, const Range& range, const std::string& words);
   /// double, or optional.
@@ -53,12 +70,19 @@ class Options {
   void hidden_text(const char* name, std::string& value);
   /// A required positional argument.
   void argument(const char* name, std::string& value, const std::string& words);
+  /// A positional argument that is one of `names`; required if the value is empty.
+  void argument(const char* name, std::string& value, const std::vector<std::string>& names,
+                const std::string& words);
 
   /// The end of the help text, in lines of at most 80 columns.
   void notes(const char* text);
 
  private:
+  void describe(const char* name, const char* placeholder, const std::string& words,
+                const std::vector<std::string>& choices = {});
+
   CLI::App& command_;
+  CommandText& text_;
 };
 
 }  // namespace crossdock::cli

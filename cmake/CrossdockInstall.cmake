@@ -16,6 +16,9 @@ if(TARGET crossdock_mpi)  # nothing links it, so it needs no unversioned name
 endif()
 if(TARGET crossdock_cli)
   install(TARGETS crossdock_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  if(NOT CMAKE_CROSSCOMPILING)  # man pages and completions, which the command has printed
+    install(DIRECTORY ${PROJECT_BINARY_DIR}/share/ DESTINATION ${CMAKE_INSTALL_DATADIR})
+  endif()
 endif()
 
 install(EXPORT crossdockTargets NAMESPACE crossdock:: DESTINATION ${package_dir})

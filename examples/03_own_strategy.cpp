@@ -50,24 +50,24 @@ class Rounds : public Strategy {
   const StrategyModel& model() const override { return model_; }
 
   // The state that the other strategy keeps in a plan.
-  std::shared_ptr<const void> prepare(const Exchange& exchange) override {
-    return other_->prepare(exchange);
+  std::shared_ptr<const void> prepare(const StrategyCall& call) override {
+    return other_->prepare(call);
   }
 
   // Every row goes to rank `owner`, into the place that the plan gives it there.
-  void scatter(const Exchange& exchange, std::span<const RowPart> parts) override {
+  void scatter(const StrategyCall& call, std::span<const RowPart> parts) override {
     // All ranks know all counts, so they make the same number of rounds.
-    const int64_t most = most_rows_of_a_pair(exchange.plan.data());
+    const int64_t most = most_rows_of_a_pair(call.plan.data());
     for (const RowPart& part : parts) {
-      for (int64_t begin = 0; begin < most; begin += kRows) run_round(exchange, part, begin);
+      for (int64_t begin = 0; begin < most; begin += kRows) run_round(call, part, begin);
     }
   }
 
-  void gather_sum(const Exchange& exchange, const GatherSumArgs& args) override {
-    other_->gather_sum(exchange, args);
+  void gather_sum(const StrategyCall& call, const GatherSumArgs& args) override {
+    other_->gather_sum(call, args);
   }
-  void gather_partial_sums(const Exchange& exchange, const GatherSumArgs& args) override {
-    other_->gather_partial_sums(exchange, args);
+  void gather_partial_sums(const StrategyCall& call, const GatherSumArgs& args) override {
+    other_->gather_partial_sums(call, args);
   }
 
  private:
@@ -94,13 +94,13 @@ class Rounds : public Strategy {
     return result;
   }
 
-  static void run_round(const Exchange& exchange, const RowPart& part, int64_t begin) {
-    const PlanData& plan = exchange.plan.data();
+  static void run_round(const StrategyCall& call, const RowPart& part, int64_t begin) {
+    const PlanData& plan = call.plan.data();
     const int64_t bytes = part.row_bytes;
     const std::vector<int64_t> send_offsets = round_offsets(plan.send_offsets, begin, bytes);
     const std::vector<int64_t> recv_offsets = round_offsets(plan.recv_offsets, begin, bytes);
-    const Buffer send = exchange.group.pool().take_scratch(send_offsets.back());
-    const Buffer recv = exchange.group.pool().take_scratch(recv_offsets.back());
+    const Buffer send = call.group.pool().take_scratch(send_offsets.back());
+    const Buffer recv = call.group.pool().take_scratch(recv_offsets.back());
     const auto size = [&](const std::vector<int64_t>& offsets, size_t r) {
       return (offsets[r + 1] - offsets[r]) / bytes;
     };
@@ -112,9 +112,9 @@ class Rounds : public Strategy {
                     static_cast<size_t>(bytes));
       }
     }
-    exchange.group.all_to_all_v({send.data(), send.num_bytes(), send.owner()}, send_offsets,
-                                {recv.data(), recv.num_bytes(), recv.owner()}, recv_offsets,
-                                exchange.group.wait_context(exchange.operation, exchange.sequence));
+    call.group.all_to_all_v({send.data(), send.num_bytes(), send.owner()}, send_offsets,
+                            {recv.data(), recv.num_bytes(), recv.owner()}, recv_offsets,
+                            call.group.wait_context(call.operation, call.sequence));
     for (const RowBlock& block : plan.recv_blocks) {
       const auto r = static_cast<size_t>(block.source);
       const int64_t first = plan.recv_offsets[r] + begin;  // first arrival of the round

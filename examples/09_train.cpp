@@ -64,7 +64,7 @@ Values train(Group& group) {
   const int64_t squared = static_cast<int64_t>(group.size()) * group.size();
   const int64_t first_token = T * rank * rank / squared;
   const int64_t last_token = T * (rank + 1) * (rank + 1) / squared;
-  const int64_t T_local = last_token - first_token;
+  const int64_t num_tokens = last_token - first_token;
   const Values x = rows_of(random_values(T * D, 1.0f, 1), first_token, last_token, D);
   const Values targets = reversed(x);
 
@@ -83,7 +83,8 @@ Values train(Group& group) {
     const MoeLayerWeights weights{
         .gate = {.weight = {gate.data(), {E, D}}},
         .experts = {.w1 = {w1.data(), {E_local, 2 * F, D}}, .w2 = {w2.data(), {E_local, D, F}}}};
-    MoeForwardResult forward = layer.forward({.weights = weights, .x = {x.data(), {T_local, D}}});
+    MoeForwardResult forward =
+        layer.forward({.weights = weights, .x = {x.data(), {num_tokens, D}}});
 
     float loss = 0.0f;
     for (size_t i = 0; i < x.size(); ++i) {
@@ -92,8 +93,8 @@ Values train(Group& group) {
       grad_out[i] = difference / T;
     }
     layer.backward({.weights = weights,
-                    .x = {x.data(), {T_local, D}},
-                    .grad_out = {grad_out.data(), {T_local, D}},
+                    .x = {x.data(), {num_tokens, D}},
+                    .grad_out = {grad_out.data(), {num_tokens, D}},
                     .saved = &forward.saved,
                     .grads = {.gate = {grad_gate.data(), {E, D}},
                               .experts = {.w1 = {grad_w1.data(), {E_local, 2 * F, D}},

@@ -9,13 +9,17 @@ MAY_SEE = {
     "core/cuda": {"core"},
     "ops": {"core", "core/cuda"},
     "comm": {"core"},
-    "comm/threads": {"core", "comm"},
-    "comm/mpi": {"core", "comm"},
-    "comm/sockets": {"core", "comm"},
-    "comm/cuda": {"core", "core/cuda", "comm"},
+    "comm/memory": {"core", "comm"},
+    "comm/agreement": {"core", "comm", "comm/memory"},
+    "comm/sums": {"core", "comm", "comm/memory", "comm/agreement"},
+    "comm/polled": {"core", "comm"},
+    "comm/threads": {"core", "comm", "comm/memory"},
+    "comm/mpi": {"core", "comm", "comm/polled"},
+    "comm/sockets": {"core", "comm", "comm/memory", "comm/polled"},
+    "comm/cuda": {"core", "core/cuda", "comm", "comm/memory", "comm/agreement"},
     "comm/nccl": {"core", "comm"},
-    "mesh": {"core", "comm"},
-    "sequence": {"core", "ops", "comm"},
+    "mesh": {"core", "comm", "comm/agreement"},
+    "sequence": {"core", "ops", "comm", "comm/agreement", "comm/memory"},
     "router": {"core", "ops"},
     "router/cuda": {"core", "core/cuda", "ops", "router"},
     "experts": {"core", "ops"},
@@ -23,18 +27,18 @@ MAY_SEE = {
     "plan": {"core"},
     "plan/cuda": {"core", "core/cuda", "comm/cuda", "plan"},
     "cost": {"core", "plan"},
-    "dispatch/host": {"core", "ops", "comm", "plan", "dispatch"},
+    "dispatch/host": {"core", "ops", "comm", "comm/agreement", "comm/memory", "plan", "dispatch"},
     "dispatch/cuda/kernels": {"core", "core/cuda", "comm/cuda", "plan/cuda"},
-    "layer": {"core", "comm", "router", "experts"},
+    "layer": {"core", "comm", "comm/agreement", "router", "experts"},
     "layer/cuda": {"core", "core/cuda", "comm", "comm/cuda", "layer"},
     "planner": {"core", "plan", "cost"},
     "capi": {"core", "comm"},  # C to C++ and back; everything else through the public headers
     "testing": {"core"},  # and the public headers
 }
-MAY_SEE["dispatch/cuda"] = {"core", "core/cuda", "comm", "comm/cuda", "comm/nccl", "ops", "plan", "plan/cuda", "dispatch", "dispatch/host",
-                            "dispatch/cuda/kernels"}
-MAY_SEE["dispatch/strategies"] = {"core", "core/cuda", "comm", "ops", "plan", "plan/cuda", "dispatch", "dispatch/host",
-                                  "dispatch/cuda", "dispatch/cuda/kernels"}
+MAY_SEE["dispatch/cuda"] = {"core", "core/cuda", "comm", "comm/agreement", "comm/cuda", "comm/nccl", "ops", "plan",
+                            "plan/cuda", "dispatch", "dispatch/host", "dispatch/cuda/kernels"}
+MAY_SEE["dispatch/strategies"] = {"core", "core/cuda", "comm", "comm/memory", "ops", "plan", "plan/cuda", "dispatch",
+                                  "dispatch/host", "dispatch/cuda", "dispatch/cuda/kernels"}
 MAY_SEE["dispatch"] = {"core", "ops", "comm", "plan", "cost", "dispatch/host", "dispatch/strategies"}
 MODULES = {room.split("/")[0] for room in MAY_SEE}
 USERS = ("cli", "bench", "examples")  # may include include/crossdock and their own headers

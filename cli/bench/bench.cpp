@@ -9,10 +9,12 @@
 #include "cli/bench/results_json.hpp"
 #include "cli/commands.hpp"
 #include "cli/machine.hpp"
+#include "cli/processes/interruption.hpp"
 #include "cli/processes/launch.hpp"
 #include "cli/processes/launched_job.hpp"
+#include "cli/text/log.hpp"
 #include "cli/text/progress_line.hpp"
-#include "cli/text/wait_notice.hpp"
+#include "cli/text/suggestion.hpp"
 #include "crossdock/error.hpp"
 #include "crossdock/group.hpp"
 
@@ -27,7 +29,8 @@ constexpr std::chrono::seconds kLimitOfRanks{600};
 bench::RunOptions run_options(const BenchArgs& args) {
   return {.repeats = {.warm_up = args.warm_up, .timed = args.repeat},
           .check = args.check,
-          .ranks_per_node = args.ranks_per_node};
+          .ranks_per_node = args.ranks_per_node,
+          .group = printing_options()};
 }
 
 // Rethrows the library's errors about bad arguments as ArgumentError.
@@ -67,6 +70,19 @@ BenchFormat format_of(const BenchArgs& args) {
   return args.format == "json" ? BenchFormat::kJson : BenchFormat::kTable;
 }
 
+// Suggests the name that was meant, and names the command that lists all of them.
+void check_names(const BenchArgs& args) {
+  std::vector<std::string> scenarios;
+  for (const bench::Scenario& one : bench::scenarios()) scenarios.push_back(one.name);
+  for (const std::string& name : args.scenarios) {
+    const auto is_selected = [&](const std::string& one) {
+      return name.ends_with('*') ? one.starts_with(name.substr(0, name.size() - 1)) : one == name;
+    };
+    if (std::ranges::any_of(scenarios, is_selected)) continue;
+    throw ArgumentError(unknown_name("scenario", name, scenarios, "crossdock bench --list"));
+  }
+}
+
 // The scenarios of the device that these names and patterns select.
 std::vector<std::string> scenarios_on(const std::string& device,
                                       const std::vector<std::string>& names) {
@@ -78,9 +94,10 @@ std::vector<std::string> scenarios_on(const std::string& device,
       if (one.runs_on_gpu() == on_gpu) selected.push_back(one.name);
     }
     if (selected.size() > num_before) continue;
-    throw ArgumentError("scenario " + name + " runs on " + (on_gpu ? "the CPU" : "GPUs") +
-                        ", but --device is " + device + "; give --device " +
-                        (on_gpu ? "cpu" : "cuda"));
+    std::string error = "scenario " + name;
+    error += on_gpu ? " runs on the CPU" : " runs on GPUs";
+    error += ", but --device is " + device;
+    throw ArgumentError(error + "; give --device " + (on_gpu ? "cpu" : "cuda"));
   }
   return selected;
 }
@@ -105,7 +122,7 @@ bool has_sweep(const std::vector<Case>& cases) {
 BenchPrinter make_printer(const BenchArgs& args, const std::vector<Case>& cases) {
   const bool uses_gpu =
       std::ranges::any_of(cases, [](const Case& one) { return one.scenario.runs_on_gpu(); });
-  return {format_of(args), describe_run(args, uses_gpu), has_sweep(cases)};
+  return {format_of(args), describe_run(args, uses_gpu), has_sweep(cases), cases};
 }
 
 int print_list(const BenchArgs& args) {
@@ -136,7 +153,7 @@ bench::Selection selection_of(const BenchArgs& args, const bench::Sizes& sizes,
 int run_as_rank(const BenchArgs& args, const std::string& communicator) {
   Group group(make_job_communicator(communicator, {.ranks_per_node = args.ranks_per_node,
                                                    .max_in_flight = args.max_in_flight}),
-              {.on_wait = print_wait_notice});
+              printing_options());
   bench::Sizes sizes = sizes_in(args);
   check_against_job(group.communicator(), args.communicators,
                     {sizes.ranks.begin(), sizes.ranks.end()});
@@ -144,7 +161,11 @@ int run_as_rank(const BenchArgs& args, const std::string& communicator) {
   const std::vector<Case> cases =
       as_arguments([&] { return select_cases(selection_of(args, sizes, {communicator})); });
   BenchPrinter printer = make_printer(args, cases);
-  for (const Case& one : cases) {
+  const ProgressLine progress;
+  const Position position(std::ssize(cases));
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const Case& one = cases[i];
+    if (group.rank() == 0) progress.show(position.text(static_cast<int64_t>(i), case_text(one)));
     if (one.communicator != communicator) {
       if (args.scenarios.empty()) continue;
       throw ArgumentError("scenario " + one.scenario.name + " has one rank; run it without " +
@@ -152,7 +173,10 @@ int run_as_rank(const BenchArgs& args, const std::string& communicator) {
     }
     try {
       const Result result = bench::run_case(one, group, run_options(args));
-      if (group.rank() == 0) printer.add(one.scenario, result);
+      if (group.rank() == 0) {
+        progress.show("");
+        printer.add(one.scenario, result);
+      }
     } catch (const Error& error) {
       if (group.rank() == 0) printer.abandon();
       if (error.code() != ErrorCode::kCapacity || group.rank() == 0) throw;
@@ -202,18 +226,25 @@ std::vector<Result> run_one(const BenchArgs& args, const Case& one) {
   return parse_results(run_processes({.communicator = one.communicator,
                                       .ranks = one.scenario.ranks,
                                       .args = arguments_of_ranks(args, one),
-                                      .limit = kLimitOfRanks}));
+                                      .limit = kLimitOfRanks,
+                                      .on_progress = [](const RankProgress&) {}}));
 }
 
 void run_all(const BenchArgs& args, const std::vector<Case>& cases, BenchPrinter& printer) {
   const ProgressLine progress;
+  const Position position(std::ssize(cases));
+  Interruption interruption([&] {
+    progress.show("");
+    printer.interrupt();
+  });
   for (size_t i = 0; i < cases.size(); ++i) {
     const Case& one = cases[i];
-    progress.show(std::to_string(i + 1) + " of " + std::to_string(cases.size()) + ": " +
-                  case_text(one));
+    progress.show(position.text(static_cast<int64_t>(i), case_text(one)));
     const std::vector<Result> results = run_one(args, one);
     progress.show("");
-    for (const Result& result : results) printer.add(one.scenario, result);
+    interruption.change([&] {
+      for (const Result& result : results) printer.add(one.scenario, result);
+    });
   }
 }
 
@@ -222,6 +253,7 @@ void run_all(const BenchArgs& args, const std::vector<Case>& cases, BenchPrinter
 int run_bench(const BenchArgs& args) {
   if (args.list) return print_list(args);
   format_of(args);  // throws if options contradict each other
+  check_names(args);
   if (const std::string job = launched_communicator(args.communicators); !job.empty()) {
     return run_as_rank(args, job);
   }

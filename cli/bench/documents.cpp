@@ -7,7 +7,6 @@
 #include "cli/bench/grid.hpp"
 #include "cli/bench/report.hpp"
 #include "cli/bench/results_json.hpp"
-#include "cli/json_writer.hpp"
 #include "cli/text/numbers.hpp"
 #include "cli/text/table.hpp"
 
@@ -163,14 +162,7 @@ std::string to_markdown(const RunDescription& run, const std::vector<Result>& re
 }
 
 std::string to_json(const RunDescription& run, const std::vector<Result>& results) {
-  JsonWriter writer(4);
-  writer.begin_object();
-  writer.key("run");
-  write_json(writer, run);
-  writer.key("results");
-  write_json(writer, results);
-  writer.end_object();
-  return writer.text();
+  return json_text({{"run", json_of(run)}, {"results", json_of(results)}}, 4);
 }
 
 }  // namespace crossdock::cli

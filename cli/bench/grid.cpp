@@ -44,31 +44,43 @@ std::string cell_of(const Result& result, const std::string& name, bool has_floo
   return microseconds(step->median_us) + (notes.empty() ? "" : " (" + notes + ")");
 }
 
-std::vector<int> widths_of(const Grid& grid) {
-  std::vector<int> widths;
-  for (const std::string& title : grid.titles) widths.push_back(display_width(title));
-  for (const auto& row : grid.rows) {
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], display_width(row[i]));
+// A cell per title of the grid.
+std::vector<std::string> row_of(const Grid& grid, const Result& result) {
+  std::vector<std::string> row;
+  for (const std::string& title : grid.titles) {
+    const auto size = std::ranges::find(size_columns(), title, &SizeColumn::title);
+    row.push_back(row.size() < grid.num_sizes ? size->value(result)
+                                              : cell_of(result, title, grid.has_floors));
   }
-  return widths;
+  return row;
 }
 
-// The sizes and the steps of columns [first, last).
-std::string part_text(const Grid& grid, size_t first, size_t last, const TextStyle& style) {
+// How many columns from `first` fit the width, after those of the sizes.
+size_t end_of_part(const Grid& grid, const std::vector<int>& widths, size_t first, int room) {
+  constexpr int kGap = 2;  // before each column
+  for (size_t i = 0; i < grid.num_sizes; ++i) room -= widths[i] + kGap;
+  size_t end = first;
+  while (end < grid.titles.size() && (end == first || widths[end] + kGap <= room)) {
+    room -= widths[end++] + kGap;
+  }
+  return end;
+}
+
+// The sizes and the steps of columns [first, end), with these rows.
+Table part_of(const Grid& grid, const std::vector<int>& widths, size_t first, size_t end,
+              const TextStyle& style, std::span<const std::vector<std::string>> rows) {
   std::vector<size_t> shown;
   for (size_t i = 0; i < grid.num_sizes; ++i) shown.push_back(i);
-  for (size_t i = first; i < last; ++i) shown.push_back(i);
+  for (size_t i = first; i < end; ++i) shown.push_back(i);
   std::vector<Column> columns;
-  columns.reserve(shown.size());
-  for (const size_t i : shown) columns.push_back({.title = grid.titles[i]});
+  for (const size_t i : shown) columns.push_back({.title = grid.titles[i], .min_width = widths[i]});
   Table table(style, columns);
-  for (const auto& row : grid.rows) {
+  for (const auto& row : rows) {
     std::vector<Cell> cells;
-    cells.reserve(shown.size());
     for (const size_t i : shown) cells.emplace_back(row[i]);
     table.add_row(std::move(cells));
   }
-  return table.text();
+  return table;
 }
 
 }  // namespace
@@ -99,41 +111,53 @@ Grid make_grid(std::span<const Result> results) {
   if (first.max_sms > 0) grid.heading += ", " + std::to_string(first.max_sms) + " SMs";
   grid.num_sizes = grid.titles.size();
   const auto any = [&](auto has_value) { return std::ranges::any_of(first.steps, has_value); };
-  const bool has_floors = any([](const StepResult& step) { return step.floor_us > 0; });
+  grid.has_floors = any([](const StepResult& step) { return step.floor_us > 0; });
   const bool has_copies = any([](const StepResult& step) { return step.ratio() > 0; });
-  grid.unit = has_floors ? "us (x floor)" : has_copies ? "us (x copy)" : "us";
+  grid.unit = grid.has_floors ? "us (x floor)" : has_copies ? "us (x copy)" : "us";
   if (first.link_rate > 0) grid.unit = "us (link GB/s, or x copy)";
   if (first.gpus > 0) grid.heading += "; " + wire_text(first);
   for (const StepResult& step : first.steps) grid.titles.push_back(step.name);
-  for (const Result& result : results) {
-    std::vector<std::string> row;
-    row.reserve(grid.titles.size());
-    for (const SizeColumn& size : varying) row.push_back(size.value(result));
-    for (const StepResult& step : first.steps) {
-      row.push_back(cell_of(result, step.name, has_floors));
-    }
-    grid.rows.push_back(std::move(row));
-  }
+  for (const Result& result : results) grid.rows.push_back(row_of(grid, result));
   return grid;
 }
 
-std::string grid_text(const Grid& grid, const TextStyle& style) {
-  constexpr int kGap = 2;  // before each column
-  const std::vector<int> widths = widths_of(grid);
-  int sizes_width = 0;
-  for (size_t i = 0; i < grid.num_sizes; ++i) sizes_width += widths[i] + kGap;
-  std::string text = "\n" + wrap(grid.heading + "; median " + grid.unit, style.width, 2) + "\n";
-  for (size_t first = grid.num_sizes; first < grid.titles.size();) {
-    int width = sizes_width;
-    size_t last = first;
-    while (last < grid.titles.size() &&
-           (last == first || width + widths[last] + kGap <= style.width)) {
-      width += widths[last++] + kGap;
-    }
-    text += part_text(grid, first, last, style);
-    first = last;
+GridPrinter::GridPrinter(Grid sweep, const TextStyle& style)
+    : grid_(std::move(sweep)), style_(style) {
+  constexpr int kLeastOfStep = 13;  // "12345 (12.34)"
+  for (size_t i = 0; i < grid_.titles.size(); ++i) {
+    int& width = widths_.emplace_back(display_width(grid_.titles[i]));
+    if (i >= grid_.num_sizes) width = std::max(width, kLeastOfStep);
+    for (const auto& row : grid_.rows) width = std::max(width, display_width(row[i]));
+  }
+  end_ = end_of_part(grid_, widths_, grid_.num_sizes, style_.width);
+  grid_.rows.clear();
+}
+
+std::string GridPrinter::head() const {
+  return "\n" + wrap(grid_.heading + "; median " + grid_.unit, style_.width, 2) + "\n" +
+         part_of(grid_, widths_, grid_.num_sizes, end_, style_, {}).head();
+}
+
+std::string GridPrinter::add(const Result& result) {
+  grid_.rows.push_back(row_of(grid_, result));
+  return part_of(grid_, widths_, grid_.num_sizes, end_, style_, std::span(grid_.rows).last(1))
+      .rows();
+}
+
+std::string GridPrinter::rest() const {
+  std::string text;
+  for (size_t first = end_, end = 0; first < grid_.titles.size(); first = end) {
+    end = end_of_part(grid_, widths_, first, style_.width);
+    text += part_of(grid_, widths_, first, end, style_, grid_.rows).text();
   }
   return text;
+}
+
+std::string grid_text(std::span<const Result> results, const TextStyle& style) {
+  GridPrinter printer(make_grid(results), style);
+  std::string text = printer.head();
+  for (const Result& result : results) text += printer.add(result);
+  return text + printer.rest();
 }
 
 }  // namespace crossdock::cli

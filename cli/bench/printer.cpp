@@ -10,8 +10,9 @@
 
 namespace crossdock::cli {
 
-BenchPrinter::BenchPrinter(BenchFormat format, RunDescription run, bool is_sweep)
-    : format_(format), run_(std::move(run)), is_sweep_(is_sweep) {}
+BenchPrinter::BenchPrinter(BenchFormat format, RunDescription run, bool is_sweep,
+                           std::vector<bench::Case> cases)
+    : format_(format), run_(std::move(run)), is_sweep_(is_sweep), cases_(std::move(cases)) {}
 
 void BenchPrinter::add(const bench::Scenario& scenario, const bench::Result& result) {
   if (format_ == BenchFormat::kCsv) {
@@ -20,10 +21,7 @@ void BenchPrinter::add(const bench::Scenario& scenario, const bench::Result& res
   } else if (format_ == BenchFormat::kTable && !is_sweep_) {
     print_table(scenario, result);
   } else {
-    const bool is_table = format_ == BenchFormat::kTable;
-    if (is_table && !results_.empty() && !is_same_sweep(results_.back(), result)) {
-      print_pending_grid();
-    }
+    if (format_ == BenchFormat::kTable) add_to_grid(result);
     results_.push_back(result);
   }
 }
@@ -31,7 +29,7 @@ void BenchPrinter::add(const bench::Scenario& scenario, const bench::Result& res
 void BenchPrinter::finish() {
   switch (format_) {
     case BenchFormat::kTable:
-      return print_pending_grid();
+      return finish_grid();
     case BenchFormat::kCsv:
       return;
     case BenchFormat::kMarkdown:
@@ -53,6 +51,10 @@ void BenchPrinter::abandon() {
   std::cout << std::flush;
 }
 
+void BenchPrinter::interrupt() {
+  if (format_ == BenchFormat::kTable || !results_.empty()) finish();
+}
+
 void BenchPrinter::print_head() {
   if (has_head_) return;
   has_head_ = true;
@@ -66,10 +68,35 @@ void BenchPrinter::print_table(const bench::Scenario& scenario, const bench::Res
   std::cout << result_text(result, style_) << std::flush;
 }
 
-void BenchPrinter::print_pending_grid() {
-  if (results_.empty()) return;
-  print_head();
-  std::cout << grid_text(make_grid(results_), style_) << std::flush;
+void BenchPrinter::add_to_grid(const bench::Result& result) {
+  if (!results_.empty() && !is_same_sweep(results_.back(), result)) finish_grid();
+  if (!grid_) {
+    print_head();
+    std::vector<bench::Result> sizes;  // of the whole sweep, with the steps of the first
+    for (const bench::Case& one : cases_) {
+      bench::Result size = result;
+      size.scenario = one.scenario.name;
+      size.strategy = one.strategy;
+      size.communicator = one.communicator;
+      if (!is_same_sweep(size, result)) continue;
+      size.ranks = one.scenario.ranks;
+      size.tokens = one.scenario.tokens;
+      size.width = one.scenario.width;
+      size.top_k = one.scenario.top_k;
+      size.experts = one.scenario.experts;
+      size.dtype = name_of(one.scenario.dtype);
+      sizes.push_back(std::move(size));
+    }
+    grid_.emplace(make_grid(sizes), style_);
+    std::cout << grid_->head();
+  }
+  std::cout << grid_->add(result) << std::flush;
+}
+
+void BenchPrinter::finish_grid() {
+  if (!grid_) return;
+  std::cout << grid_->rest() << std::flush;
+  grid_.reset();
   results_.clear();
 }
 

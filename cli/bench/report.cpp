@@ -124,9 +124,13 @@ std::string wire_text(const Result& result) {
 }
 
 std::string scenarios_text(const std::vector<Scenario>& scenarios, const TextStyle& style) {
-  Table table(style, {{"", Align::kLeft}, {"", Align::kLeft}, {"", Align::kLeft}}, /*indent=*/0);
+  Table table(style, {{"", Align::kLeft}, {"", Align::kLeft}}, /*indent=*/0);
+  std::string last_purpose;
   for (const Scenario& s : scenarios) {
-    table.add_row({s.name + (s.is_default ? " *" : ""), sizes_of(s), s.purpose});
+    const bool is_new = s.purpose != last_purpose;
+    last_purpose = s.purpose;
+    if (is_new) table.add_line(s.purpose);
+    table.add_row({"  " + s.name + (s.is_default ? " *" : ""), sizes_of(s)});
   }
   return table.text() + "\n" +
          wrap(

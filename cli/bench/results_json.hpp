@@ -5,16 +5,15 @@
 
 #include "bench/result.hpp"
 #include "bench/scenario.hpp"
+#include "cli/json.hpp"
 
 namespace crossdock::cli {
 
-class JsonWriter;
-
 std::string to_json(const std::vector<bench::Scenario>& scenarios);
 
+Json json_of(const std::vector<bench::Result>& results);
 std::string to_json(const std::vector<bench::Result>& results);
-void write_json(JsonWriter& writer, const std::vector<bench::Result>& results);
 /// The inverse of to_json. Throws Error(kInternal).
-std::vector<bench::Result> parse_results(const std::string& json);
+std::vector<bench::Result> parse_results(const std::string& text);
 
 }  // namespace crossdock::cli

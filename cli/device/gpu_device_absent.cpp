@@ -1,5 +1,4 @@
 #include "cli/device/rank_device.hpp"
-#include "crossdock/cuda.hpp"
 #include "crossdock/error.hpp"
 
 namespace crossdock::cli {
@@ -9,7 +8,7 @@ std::vector<GpuInfo> list_gpus() {
 }
 
 std::unique_ptr<RankDevice> make_gpu_device(Group& /*group*/) {
-  throw Error(ErrorCode::kUnsupported, "--device cuda needs a GPU: " + cuda_missing_reason());
+  throw Error(ErrorCode::kUnsupported, missing_gpu());
 }
 
 }  // namespace crossdock::cli

@@ -1,8 +1,10 @@
 #include "cli/device/rank_device.hpp"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
+#include "crossdock/crossdock.hpp"
 #include "crossdock/cuda.hpp"
 #include "crossdock/error.hpp"
 
@@ -38,7 +40,17 @@ class HostDevice final : public RankDevice {
 void prepare_gpus() {
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   if (cuda_device_count() > 0) return;
-  throw Error(ErrorCode::kUnsupported, "--device cuda needs a GPU: " + cuda_missing_reason());
+  throw Error(ErrorCode::kUnsupported, missing_gpu());
+}
+
+std::string missing_gpu() {
+  const auto features = describe_build().features;
+  const auto cuda = std::ranges::find(features, std::string_view("cuda"), &Feature::name);
+  const bool is_built = cuda != features.end() && cuda->is_built;
+  return "--device cuda needs a GPU: " + cuda_missing_reason() +
+         (is_built ? "; nvidia-smi shows what the driver sees"
+                   : "; install a build with CUDA: pip install crossdock-cu13, or configure with "
+                     "-DCROSSDOCK_WITH_CUDA=ON (needs the CUDA 13 toolkit)");
 }
 
 std::string gpu_rule() {

@@ -14,6 +14,9 @@ namespace crossdock::cli {
 /// asks the driver for a queue per rank, as several ranks may share a GPU.
 void prepare_gpus();
 
+/// Why there is no GPU, and what brings one.
+std::string missing_gpu();
+
 /// A GPU of this machine.
 struct GpuInfo {
   std::string name;

@@ -11,7 +11,7 @@ namespace crossdock::cli {
 /// to the dtype, so that library and reference start from the same numbers.
 struct EvalCase {
   std::string strategy;
-  std::string communicator = "threads";  // or "sockets"
+  std::string communicator = "threads";  // or "sockets" or "mpi"
   int ranks_per_node = 0;                // 0: all ranks on one node
   DType dtype = DType::kF32;
   reference::LayerInput layer;

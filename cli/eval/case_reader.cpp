@@ -15,10 +15,9 @@ constexpr int kMaxDepth = 64;  // far more than a case needs; deep values are pr
 
 // A number, or one of the strings for values that JSON cannot represent.
 double number(const Json& value, const Name& name) {
-  if (value.is_number()) return value.get<double>();
-  if (value == "NaN") return std::numeric_limits<double>::quiet_NaN();
-  if (value == "Infinity") return std::numeric_limits<double>::infinity();
-  if (value == "-Infinity") return -std::numeric_limits<double>::infinity();
+  if (value.is_number() || value == "NaN" || value == "Infinity" || value == "-Infinity") {
+    return read_number(value);
+  }
   reject(name(), " must be a number, \"NaN\", \"Infinity\" or \"-Infinity\"; got ", shown(value));
 }
 
@@ -101,7 +100,7 @@ std::string Object::text(const char* key, const char* fallback) const {
 
 std::string Object::name(const char* key, const char* fallback,
                          std::initializer_list<std::string_view> names) const {
-  const std::string given = text(key, fallback);
+  std::string given = text(key, fallback);
   if (std::find(names.begin(), names.end(), given) != names.end()) return given;
   std::string known;
   size_t count = 0;

@@ -2,20 +2,18 @@
 
 #include <functional>
 #include <initializer_list>
-#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "cli/json.hpp"
 #include "crossdock/error.hpp"
 #include "crossdock/plan.hpp"
 
 /// Reads the JSON of cases. All functions throw Error(kInvalidArgument), which says what must hold
 /// and what was given.
 namespace crossdock::cli {
-
-using Json = nlohmann::json;
 
 constexpr int64_t kMaxCaseRanks = 1024;
 

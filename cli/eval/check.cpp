@@ -4,109 +4,20 @@
 #include <functional>
 #include <sstream>
 
-#include "cli/numerics/epsilon.hpp"
-#include "cli/numerics/input_noise.hpp"
+#include "crossdock/testing/comparator.hpp"
 
 namespace crossdock::cli {
 namespace {
 
+using reference::Allowance;
+using reference::Comparator;
+using reference::denormal_spacing_of;
+using reference::epsilon_of;
+using reference::InputNoise;
 using reference::LayerInput;
 using reference::LayerOutput;
 using reference::MlpWeights;
 using reference::PerRank;
-
-// How far a result may differ from the reference.
-struct Allowance {
-  double tolerance = 0;       // times the scale
-  std::vector<double> scale;  // per entry
-  double floor = 0;           // rounding error of values too small for the dtype
-  DType dtype = DType::kF32;  // of the result
-  /// The result is a sum of partial sums in its dtype, which may have been infinite.
-  bool may_overflow = false;
-  /// Per entry, how far rounding may move the result; only called if the rest does not suffice.
-  std::function<std::vector<double>()> spread{};
-};
-
-// Whether infinite partial sums can give this value: terms of one sign make an infinity of that
-// sign, terms of both signs can also make a NaN. The scale is the sum of all magnitudes.
-bool can_overflow(double got, double wanted, const Allowance& allowance, size_t entry) {
-  const auto is_infinite = [&](double sum) {
-    return std::isinf(reference::round_to(allowance.dtype, sum * (1 + allowance.tolerance)));
-  };
-  const double scale = allowance.scale[entry];
-  const bool up = is_infinite((scale + wanted) / 2);
-  const bool down = is_infinite((scale - wanted) / 2);
-  if (std::isnan(got)) return up && down;
-  return std::isinf(got) && (got > 0 ? up : down);
-}
-
-// Compares results and keeps the first difference.
-class Checker {
- public:
-  // Bits must be equal.
-  void exact(const std::string& name, const std::vector<double>& got,
-             const std::vector<double>& wanted) {
-    if (!same_size(name, got.size(), wanted.size())) return;
-    const reference::Comparison difference = reference::compare(got, wanted);
-    if (difference.num_different > 0) fail(name, difference.first, got, wanted);
-  }
-
-  void exact(const std::string& name, const std::vector<int64_t>& got,
-             const std::vector<int64_t>& wanted) {
-    exact(name, std::vector<double>(got.begin(), got.end()),
-          std::vector<double>(wanted.begin(), wanted.end()));
-  }
-
-  // |got - wanted| must be allowed, per entry. Non-finite values must be equal; infinity is also
-  // accepted for values too large for the dtype.
-  void near(const std::string& name, const std::vector<double>& got,
-            const std::vector<double>& wanted, const Allowance& allowance) {
-    if (!same_size(name, got.size(), wanted.size())) return;
-    std::vector<double> spread;
-    for (size_t i = 0; i < got.size() && passed(); ++i) {
-      const bool both_nan = std::isnan(got[i]) && std::isnan(wanted[i]);
-      if (both_nan || got[i] == wanted[i]) continue;
-      double allowed = allowance.tolerance * allowance.scale[i] + allowance.floor;
-      const double outermost = wanted[i] + std::copysign(allowed, wanted[i]);
-      if (std::isinf(got[i]) && got[i] == reference::round_to(allowance.dtype, outermost)) continue;
-      if (allowance.may_overflow && can_overflow(got[i], wanted[i], allowance, i)) continue;
-      const double error = std::abs(got[i] - wanted[i]);
-      if (!(error <= allowed) && std::isfinite(error) && allowance.spread) {
-        if (spread.empty()) spread = allowance.spread();
-        allowed = std::max(allowed, spread[i]);
-      }
-      if (!(error <= allowed)) return fail(name, static_cast<int64_t>(i), got, wanted);
-      largest_error_ = std::max(largest_error_, allowance.tolerance * (error / allowed));
-    }
-  }
-
-  bool passed() const { return failure_.empty(); }
-  const std::string& failure() const { return failure_; }
-  double largest_error() const { return largest_error_; }
-
- private:
-  bool same_size(const std::string& name, size_t got, size_t wanted) {
-    if (got == wanted) return true;
-    if (failure_.empty()) {
-      failure_ =
-          name + " has " + std::to_string(got) + " values, must have " + std::to_string(wanted);
-    }
-    return false;
-  }
-
-  void fail(const std::string& name, int64_t index, const std::vector<double>& got,
-            const std::vector<double>& wanted) {
-    if (!failure_.empty()) return;
-    std::ostringstream message;
-    message.precision(17);
-    message << name << ", value " << index << " is " << got[static_cast<size_t>(index)]
-            << ", must be " << wanted[static_cast<size_t>(index)];
-    failure_ = message.str();
-  }
-
-  std::string failure_;
-  double largest_error_ = 0.0;
-};
 
 // The case without its dropped routes and without a capacity, so changed weights drop no other
 // routes.
@@ -208,7 +119,7 @@ std::string of_rank(const char* name, size_t rank) {
 
 // Experts return their rows unchanged: sums are functions of exact rows, so their bits are fixed.
 void check_exact_sums(const EvalCase& eval_case, const EvalResult& result,
-                      const LayerOutput& wanted, Checker& checker) {
+                      const LayerOutput& wanted, Comparator& checker) {
   const int64_t D = eval_case.layer.config.width;
   PerRank weights;
   for (const reference::RankInput& rank : eval_case.layer.ranks) weights.push_back(rank.weights);
@@ -240,7 +151,7 @@ void check_exact_sums(const EvalCase& eval_case, const EvalResult& result,
 
 // Experts return their rows unchanged: sums of magnitudes bound the rounding of sums.
 void check_near_rows(const EvalCase& eval_case, const EvalResult& result, const LayerOutput& wanted,
-                     double tolerance, Checker& checker) {
+                     double tolerance, Comparator& checker) {
   const DispatchConfig& config = eval_case.layer.config;
   const LayerOutput bound =
       reference::run_layer(magnitudes(with_kept_routes(eval_case.layer, wanted.layout)));
@@ -268,7 +179,7 @@ void check_near_rows(const EvalCase& eval_case, const EvalResult& result, const 
 // With MLPs, a result is compared relative to its largest value, or to its spread where terms
 // cancel.
 void check_near_mlps(const EvalCase& eval_case, const EvalResult& result, const LayerOutput& wanted,
-                     double tolerance, Checker& checker) {
+                     double tolerance, Comparator& checker) {
   LayerInput layer = with_kept_routes(eval_case.layer, wanted.layout);
   const double spacing = denormal_spacing_of(eval_case.dtype);
   double largest_input = 1.0;
@@ -285,7 +196,8 @@ void check_near_mlps(const EvalCase& eval_case, const EvalResult& result, const 
     const auto spread = [&] {
       if (shaken.empty()) shaken = shaken_results(layer, tolerance, spacing);
       std::vector<double> widest;
-      for (const LayerOutput& output : shaken) widen_spread(values, member(output), widest);
+      for (const LayerOutput& output : shaken)
+        reference::widen_spread(values, member(output), widest);
       return widest;
     };
     checker.near(name, got, values,
@@ -331,7 +243,7 @@ void check_near_mlps(const EvalCase& eval_case, const EvalResult& result, const 
 CheckReport check_result(const EvalCase& eval_case, const EvalResult& result) {
   const LayerInput& layer = eval_case.layer;
   const LayerOutput wanted = wanted_results(layer);
-  Checker checker;
+  Comparator checker;
   int64_t num_tokens = 0;
   int64_t num_rows = 0;
   for (size_t r = 0; r < result.ranks.size(); ++r) {
@@ -360,7 +272,7 @@ CheckReport check_result(const EvalCase& eval_case, const EvalResult& result) {
             << num_tokens << " tokens, " << num_rows << " rows; rows"
             << (has_fixed_bits ? ", out and grad_x" : "") << " bit-identical, "
             << (has_fixed_bits ? "grad_weights" : "sums and gradients") << " within "
-            << checker.largest_error() << " (relative; at most " << tolerance << ")";
+            << tolerance * checker.largest_part() << " (relative; at most " << tolerance << ")";
   } else {
     summary << "differs from the fp64 reference: " << checker.failure();
   }

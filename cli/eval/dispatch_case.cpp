@@ -5,7 +5,6 @@
 #include <limits>
 
 #include "cli/eval/case_reader.hpp"
-#include "cli/json_writer.hpp"
 
 namespace crossdock::cli {
 namespace {
@@ -72,58 +71,47 @@ void read_chunks(const Object& object, World& world) {
   world.awaits_chunks = object.truth("awaits_chunks", false);
 }
 
-void write_capacity(JsonWriter& writer, const Capacity& capacity) {
-  writer.key("capacity");
-  writer.begin_object();
-  writer.field("factor", capacity.factor);
-  writer.field("policy", capacity.policy == DropPolicy::kWeight ? "weight" : "position");
+Json json_of(const Capacity& capacity) {
+  Json json = {{"factor", capacity.factor},
+               {"policy", capacity.policy == DropPolicy::kWeight ? "weight" : "position"}};
   if (capacity.pad_to_capacity) {
-    writer.field("pad_to_capacity", true);
-    writer.field("max_tokens", capacity.max_tokens);
+    json["pad_to_capacity"] = true;
+    json["max_tokens"] = capacity.max_tokens;
   }
-  writer.end_object();
+  return json;
 }
 
-void write_config(JsonWriter& writer, const DispatchConfig& config) {
-  writer.field("experts", config.num_experts);
-  writer.field("width", config.width);
-  writer.field("top_k", config.top_k);
-  if (config.alignment != 1) writer.field("alignment", config.alignment);
-  if (config.capacity) write_capacity(writer, *config.capacity);
-  if (!config.placement.empty()) {
-    writer.key("placement");
-    writer.list(config.placement);
-  }
+void write_config(const DispatchConfig& config, Json& json) {
+  json["experts"] = config.num_experts;
+  json["width"] = config.width;
+  json["top_k"] = config.top_k;
+  if (config.alignment != 1) json["alignment"] = config.alignment;
+  if (config.capacity) json["capacity"] = json_of(*config.capacity);
+  if (!config.placement.empty()) json["placement"] = config.placement;
   if (config.partial_sums != PartialSums::kNone) {
-    writer.field("partial_sums", name_of(config.partial_sums));
+    json["partial_sums"] = name_of(config.partial_sums);
   }
-  if (config.nonfinite == NonFinite::kPropagate) writer.field("nonfinite", "propagate");
-  if (config.max_rows) writer.field("max_rows", *config.max_rows);
-  if (config.keep_empty_segments) writer.field("keep_empty_segments", true);
-  if (config.max_routes_per_token > 0) {
-    writer.field("max_routes_per_token", config.max_routes_per_token);
-  }
-  if (config.copies != Copies::kAuto) writer.field("copies", name_of(config.copies));
+  if (config.nonfinite == NonFinite::kPropagate) json["nonfinite"] = "propagate";
+  if (config.max_rows) json["max_rows"] = *config.max_rows;
+  if (config.keep_empty_segments) json["keep_empty_segments"] = true;
+  if (config.max_routes_per_token > 0) json["max_routes_per_token"] = config.max_routes_per_token;
+  if (config.copies != Copies::kAuto) json["copies"] = name_of(config.copies);
 }
 
-void write_slots(JsonWriter& writer, const char* name, const auto& values, int64_t K) {
-  writer.key(name);
-  writer.begin_array();
-  for (size_t i = 0; i < values.size(); i += static_cast<size_t>(K)) {
-    writer.list(std::span(values).subspan(i, static_cast<size_t>(K)));
+// [T, K]
+Json slots_of(const auto& values, int64_t K) {
+  Json tokens = Json::array();
+  for (auto slot = values.begin(); slot != values.end(); slot += K) {
+    tokens.emplace_back(Json(std::vector(slot, slot + K)));
   }
-  writer.end_array();
+  return tokens;
 }
 
-void write_rank(JsonWriter& writer, const RankInput& rank, int64_t K) {
-  writer.begin_object();
-  write_slots(writer, "expert_ids", rank.expert_ids, K);
-  write_slots(writer, "weights", rank.weights, K);
-  if (!rank.mask.empty()) {
-    writer.key("mask");
-    writer.list(std::vector<int>(rank.mask.begin(), rank.mask.end()));
-  }
-  writer.end_object();
+Json json_of(const RankInput& rank, int64_t K) {
+  Json json = {{"expert_ids", slots_of(rank.expert_ids, K)},
+               {"weights", slots_of(rank.weights, K)}};
+  if (!rank.mask.empty()) json["mask"] = std::vector<int>(rank.mask.begin(), rank.mask.end());
+  return json;
 }
 
 }  // namespace
@@ -204,37 +192,29 @@ DispatchCase parse_dispatch_case(const std::string& text) {
 
 std::string to_json(const DispatchCase& dispatch_case) {
   const World& world = dispatch_case.world;
-  JsonWriter writer(4);
-  writer.begin_object();
-  writer.field("kind", "dispatch");
-  writer.field("strategy", dispatch_case.strategy);
-  writer.field("communicator", dispatch_case.communicator);
-  if (dispatch_case.device != "cpu") writer.field("device", dispatch_case.device);
-  writer.field("ranks", dispatch_case.num_ranks());
-  if (dispatch_case.ranks_per_node > 0) {
-    writer.field("ranks_per_node", dispatch_case.ranks_per_node);
-  }
-  write_config(writer, world.config);
-  writer.field("dtype", name_of(world.dtype));
-  if (world.weight_dtype) writer.field("weight_dtype", name_of(*world.weight_dtype));
-  if (world.wide_ids) writer.field("ids", "int64");
+  Json json = {{"kind", "dispatch"},
+               {"strategy", dispatch_case.strategy},
+               {"communicator", dispatch_case.communicator}};
+  if (dispatch_case.device != "cpu") json["device"] = dispatch_case.device;
+  json["ranks"] = dispatch_case.num_ranks();
+  if (dispatch_case.ranks_per_node > 0) json["ranks_per_node"] = dispatch_case.ranks_per_node;
+  write_config(world.config, json);
+  json["dtype"] = name_of(world.dtype);
+  if (world.weight_dtype) json["weight_dtype"] = name_of(*world.weight_dtype);
+  if (world.wide_ids) json["ids"] = "int64";
   if (world.dense) {
-    writer.field("dense", true);
-    writer.field("slots", world.num_slots());
+    json["dense"] = true;
+    json["slots"] = world.num_slots();
   }
-  writer.field("chunks", world.num_chunks);
-  if (world.awaits_chunks) writer.field("awaits_chunks", true);
-  writer.key("values");
-  writer.begin_object();
-  writer.field("seed", static_cast<int64_t>(world.seed));
-  if (world.exact_sums) writer.field("exact_sums", true);
-  writer.end_object();
-  writer.key("per_rank");
-  writer.begin_array();
-  for (const RankInput& rank : world.ranks) write_rank(writer, rank, world.num_slots());
-  writer.end_array();
-  writer.end_object();
-  return writer.text();
+  json["chunks"] = world.num_chunks;
+  if (world.awaits_chunks) json["awaits_chunks"] = true;
+  json["values"] = {{"seed", static_cast<int64_t>(world.seed)}};
+  if (world.exact_sums) json["values"]["exact_sums"] = true;
+  json["per_rank"] = Json::array();
+  for (const RankInput& rank : world.ranks) {
+    json["per_rank"].push_back(json_of(rank, world.num_slots()));
+  }
+  return json_text(json, 4);
 }
 
 }  // namespace crossdock::cli

@@ -13,7 +13,8 @@
 #include "cli/eval/dispatch_case.hpp"
 #include "cli/eval/processes.hpp"
 #include "cli/eval/run.hpp"
-#include "cli/json_writer.hpp"
+#include "cli/json.hpp"
+#include "cli/processes/launched_job.hpp"
 #include "cli/text/layout.hpp"
 #include "cli/text/terminal.hpp"
 #include "cli/verify/case_file.hpp"
@@ -43,63 +44,38 @@ std::string read_all(const std::string& path) {
   return text;
 }
 
-// values [height, width], in `width` columns
-void write_matrix(JsonWriter& writer, const char* name, const std::vector<double>& values,
-                  int64_t width) {
-  writer.key(name);
-  writer.begin_array();
-  for (size_t i = 0; i < values.size(); ++i) {
-    if (i % static_cast<size_t>(width) == 0) {
-      if (i > 0) writer.end_array();
-      writer.begin_array();
-    }
-    writer.value(values[i]);
+// values [height, width]
+Json matrix_of(const std::vector<double>& values, int64_t width) {
+  Json rows = Json::array();
+  for (auto row = values.begin(); row != values.end(); row += width) {
+    rows.push_back(std::vector<double>(row, row + width));
   }
-  if (!values.empty()) writer.end_array();
-  writer.end_array();
+  return rows;
 }
 
-void write_vector(JsonWriter& writer, const char* name, const auto& values) {
-  writer.key(name);
-  writer.list(values);
-}
-
-void write_bias(JsonWriter& writer, const char* name, const std::vector<double>& values) {
-  if (!values.empty()) return write_vector(writer, name, values);
-  writer.key(name);
-  writer.null();
+Json bias_of(const std::vector<double>& values) {
+  return values.empty() ? Json() : Json(values);
 }
 
 std::string to_json(const EvalCase& eval_case, const EvalResult& result) {
   const DispatchConfig& config = eval_case.layer.config;
-  JsonWriter writer(3);
-  writer.begin_object();
-  writer.key("per_rank");
-  writer.begin_array();
+  Json per_rank = Json::array();
   for (const EvalRank& rank : result.ranks) {
-    writer.begin_object();
-    write_matrix(writer, "rows", rank.rows, config.width);
-    write_vector(writer, "rows_per_expert", rank.rows_per_expert);
-    write_matrix(writer, "out", rank.out, config.width);
-    write_matrix(writer, "grad_x", rank.grad_x, config.width);
-    write_matrix(writer, "grad_weights", rank.grad_weights, config.top_k);
-    writer.end_object();
+    per_rank.push_back({{"rows", matrix_of(rank.rows, config.width)},
+                        {"rows_per_expert", rank.rows_per_expert},
+                        {"out", matrix_of(rank.out, config.width)},
+                        {"grad_x", matrix_of(rank.grad_x, config.width)},
+                        {"grad_weights", matrix_of(rank.grad_weights, config.top_k)}});
   }
-  writer.end_array();
-  writer.key("per_expert");
-  writer.begin_array();
+  Json per_expert = Json::array();
   for (const reference::MlpWeights& grads : result.expert_grads) {
-    writer.begin_object();
-    write_matrix(writer, "grad_w1", grads.w1, config.width);
-    write_matrix(writer, "grad_w2", grads.w2, eval_case.layer.mlp.F);
-    write_bias(writer, "grad_b1", grads.b1);
-    write_bias(writer, "grad_b2", grads.b2);
-    writer.end_object();
+    per_expert.push_back({{"grad_w1", matrix_of(grads.w1, config.width)},
+                          {"grad_w2", matrix_of(grads.w2, eval_case.layer.mlp.F)},
+                          {"grad_b1", bias_of(grads.b1)},
+                          {"grad_b2", bias_of(grads.b2)}});
   }
-  writer.end_array();
-  write_vector(writer, "dropped", result.dropped());
-  writer.end_object();
-  return writer.text();
+  return json_text(
+      {{"per_rank", per_rank}, {"per_expert", per_expert}, {"dropped", result.dropped()}}, 3);
 }
 
 int print(const std::string& json, int status) {
@@ -125,17 +101,18 @@ int run_kind(const EvalArgs& args, const std::string& text) {
 }  // namespace
 
 int run_eval(const EvalArgs& args) {
+  if (args.as_rank) {
+    run_case_as_rank(parse_case(read_all(args.path)), launched_communicator({args.communicator}));
+    return 0;
+  }
   try {
     const std::string text = read_all(args.path);
     if (!kind_of_case(text).empty()) return run_kind(args, text);
     EvalCase eval_case = parse_case(text);
     if (!args.communicator.empty()) eval_case.communicator = args.communicator;
-    if (eval_case.communicator == "mpi") {
-      throw Error(ErrorCode::kUnsupported,
-                  "only cases with a kind can run on mpi; use --communicator sockets");
-    }
-    const EvalResult result = eval_case.communicator == "sockets" ? run_case_on_processes(eval_case)
-                                                                  : run_case(eval_case);
+    const EvalResult result = eval_case.communicator == "threads"
+                                  ? run_case(eval_case)
+                                  : run_case_on_processes(eval_case, args.path, text);
     const std::string json = to_json(eval_case, result);
     if (!args.check) return print(json, 0);
     const CheckReport report = check_result(eval_case, result);

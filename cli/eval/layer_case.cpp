@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "cli/eval/case_reader.hpp"
 #include "crossdock/testing/layer_fields.hpp"
@@ -15,7 +16,7 @@ using conformance::LayerSpec;
 constexpr double kMostValues = 0x1p28;
 
 int64_t read_integer(const std::string& name, const Json& json) {
-  constexpr int64_t kMost = int64_t{1} << 32;
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();  // placement has int32
   if (!json.is_number_integer() || json < 0 || json > kMost) {
     reject(name, " must be an integer in [0, ", kMost, "]; got ", shown(json));
   }
@@ -73,10 +74,18 @@ void check_size(const LayerSpec& spec) {
   const auto K = static_cast<double>(router.top_k);
   const auto F = static_cast<double>(spec.config.experts.inner + spec.config.shared_inner);
   double values = E * D * (1 + 3 * F);
+  values += static_cast<double>(spec.num_ranks()) * static_cast<double>(spec.num_sequences) * E;
   for (const int64_t T : spec.tokens) values += static_cast<double>(T) * (2 * D + E + K * (D + F));
+  double pad_rows = E * static_cast<double>(spec.config.dispatch.alignment - 1);
+  if (spec.capacity_factor > 0) {
+    const auto T = static_cast<double>(std::ranges::max(spec.tokens));
+    pad_rows += static_cast<double>(spec.num_ranks()) * (T * K * spec.capacity_factor + E);
+  }
+  values += pad_rows * (D + F);
   if (!(values <= kMostValues)) {
     reject("a layer of this size has about ", values, " values, at most ", kMostValues,
-           " are accepted: lower experts, width, inner or tokens");
+           " are accepted: lower experts, width, inner, tokens, num_sequences, alignment or "
+           "capacity_factor");
   }
 }
 

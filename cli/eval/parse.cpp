@@ -96,7 +96,7 @@ EvalCase parse_case(const std::string& text) {
                                          "dtype",          "per_rank",     "per_expert"});
   EvalCase parsed;
   parsed.strategy = object.text("strategy");
-  parsed.communicator = object.name("communicator", "threads", {"threads", "sockets"});
+  parsed.communicator = object.name("communicator", "threads", {"threads", "sockets", "mpi"});
   const int64_t num_ranks = object.integer("ranks", 1, kMaxCaseRanks);
   if (object.has("ranks_per_node")) {
     parsed.ranks_per_node = static_cast<int>(object.integer("ranks_per_node", 1, kMaxCaseRanks));

@@ -14,11 +14,14 @@ docs/planner.md explains what is computed.
 
 Examples:
   crossdock plan --model qwen3-30b-a3b --seq 8192 --micro-batch 8 --nodes 2
+  crossdock plan --config config.json --seq 4k --fabric b200-nvlink-400g
   crossdock plan --model deepseek-v3 --tokens 4096 --nodes 8 --ep 32 --zipf 0.5
   crossdock plan --width 2048 --experts 64 --top-k 8 --tokens 8192 --json)";
 
 void add_layer(Options& options, PlanArgs& args) {
   options.choice("--model,--preset", args.model, model_names(), "Published model");
+  options.text("--config", "FILE", args.config,
+               "The model's config.json, or the folder that has it, with Hugging Face's keys");
   options.whole_number("--width", args.width, {1}, "Token width");
   options.whole_number("--inner", args.inner, {1}, "Inner width of an expert");
   options.whole_number("--experts", args.experts, {1}, "Number of experts");
@@ -55,6 +58,7 @@ void add_fabric(Options& options, PlanArgs& args) {
                  "GB/s per rank within a node, in one direction");
   options.number("--between-rate", args.between_rate,
                  "GB/s per rank to other nodes, in one direction");
+  options.number("--memory", args.memory, "GB of memory per rank, instead of the fabric's");
   options.whole_number("--queue-depth", args.queue_depth, {1},
                        "Entries in a send queue (default: 65535)");
   options.whole_number("--max-in-flight", args.max_in_flight, {2},
@@ -81,6 +85,8 @@ void add_options(Options& options, PlanArgs& args) {
   options.number("--zipf", args.zipf,
                  "Skew: expert e is chosen with weight (e + 1)^-X (default: 0)");
   add_fabric(options, args);
+  options.flag("--queue", args.queue,
+               "Also show the send queue that schemes with entries for every token need");
   options.flag("--json", args.json, "Print JSON");
   options.notes(kPlanNotes);
 }

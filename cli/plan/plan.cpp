@@ -1,26 +1,33 @@
 #include <iostream>
 
 #include "cli/commands.hpp"
+#include "cli/plan/model_config.hpp"
 #include "cli/plan/report.hpp"
 #include "crossdock/planner.hpp"
 
 namespace crossdock::cli {
 namespace {
 
-void set_layer(const PlanArgs& args, JobDescription& job) {
-  if (!args.model.empty()) {
-    const ModelPreset& model = find_model(args.model);
+void set_layer(const PlanArgs& args, PlanHeading& heading) {
+  JobDescription& job = heading.job;
+  const auto take = [&](const auto& model) {
+    heading.model = model.name;
     job.width = model.width;
     job.inner = model.inner;
     job.num_experts = model.num_experts;
     job.top_k = model.top_k;
+  };
+  if (!args.model.empty() && !args.config.empty()) {
+    throw ArgumentError("give --model or --config, not both");
   }
+  if (!args.model.empty()) take(find_model(args.model));
+  if (!args.config.empty()) take(read_model_config(args.config));
   if (args.width) job.width = *args.width;
   if (args.inner) job.inner = *args.inner;
   if (args.experts) job.num_experts = *args.experts;
   if (args.top_k) job.top_k = *args.top_k;
-  if (args.model.empty() && !(args.width && args.experts && args.top_k)) {
-    throw ArgumentError("give --model, or --width, --experts and --top-k");
+  if (heading.model.empty() && !(args.width && args.experts && args.top_k)) {
+    throw ArgumentError("give --model, --config, or --width, --experts and --top-k");
   }
   job.dtype = parse_dtype(args.dtype);
 }
@@ -39,14 +46,20 @@ void set_fabric(const PlanArgs& args, JobDescription& job) {
   job.fabric = find_fabric(args.fabric);
   if (args.within_rate) job.fabric.within_node_rate = *args.within_rate * 1e9;
   if (args.between_rate) job.fabric.between_nodes_rate = *args.between_rate * 1e9;
+  if (args.memory) {
+    if (!(*args.memory > 0 && *args.memory < 1e9)) {
+      throw ArgumentError("--memory must be a positive number of GB");
+    }
+    job.fabric.memory_bytes = static_cast<int64_t>(*args.memory * 1e9);
+  }
   if (args.queue_depth) job.fabric.send_queue_depth = *args.queue_depth;
   if (args.max_in_flight) job.mpi.max_in_flight = *args.max_in_flight;
 }
 
 PlanHeading describe(const PlanArgs& args) {
-  PlanHeading heading{.model = args.model, .job = {}};
+  PlanHeading heading;
   JobDescription& job = heading.job;
-  set_layer(args, job);
+  set_layer(args, heading);
   set_tokens(args, job);
   set_fabric(args, job);
   job.nodes = args.nodes;
@@ -60,6 +73,7 @@ PlanHeading describe(const PlanArgs& args) {
   job.partial_sums = parse_partial_sums(args.partial_sums);
   job.copies = parse_copies(args.copies);
   job.zipf = args.zipf;
+  heading.with_queue = args.queue;
   return heading;
 }
 

@@ -1,5 +1,6 @@
 #include "cli/plan/report.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <sstream>
 #include <vector>
@@ -17,6 +18,7 @@ class TextPlan {
       : heading_(heading), plan_(plan), style_(style) {}
 
   std::string text() {
+    write_choice();
     write_layer();
     write_ranks();
     write_links("rows sent by a rank", &OperationCost::rows,
@@ -28,8 +30,7 @@ class TextPlan {
     }
     write_times();
     write_memory();
-    write_queue();
-    write_choice();
+    if (heading_.with_queue) write_queue();
     return text_;
   }
 
@@ -167,7 +168,6 @@ class TextPlan {
                    [](const StepMemory& memory) { return *memory.with_capacity; });
     }
     write_excess("worst case", [](const StepMemory& memory) { return memory.worst_case; });
-    text_ += "\n";
   }
 
   // Names the strategies that need more memory than the fabric has.
@@ -187,6 +187,7 @@ class TextPlan {
   }
 
   void write_queue() {
+    text_ += "\n";
     Table table(
         style_,
         {{"", Align::kLeft}, {"entries"}, {"", Align::kLeft}, {"largest N"}, {"multiple of 64"}});
@@ -201,13 +202,29 @@ class TextPlan {
                     " entries, N = " + std::to_string(plan_.inputs.tokens) + " tokens",
                 table);
     write_line("  crossdock: at most " + std::to_string(heading_.job.mpi.max_in_flight) +
-                   " requests in flight for any N: fits\n",
+                   " requests in flight for any N: fits",
                4);
   }
 
+  // What the reader came for: the strategy, its time, and whether it fits.
   void write_choice() {
+    const auto& all = plan_.costs.strategies;
+    const auto chosen = std::ranges::find(all, plan_.choice.name, &StrategyCost::name);
+    const Fabric& fabric = heading_.job.fabric;
     write_line("strategy: " + plan_.choice.name);
     write_line("  " + plan_.choice.reason);
+    if (chosen != all.end()) {
+      const StepMemory& memory = chosen->memory;
+      const MemoryNeed& worst = memory.with_capacity ? *memory.with_capacity : memory.worst_case;
+      write_line("  a step needs at least " + time_text(chosen->step_lower_bound_s) + " and " +
+                     bytes_text(memory.expected.total()) + " of a rank's " +
+                     (fabric.memory_bytes > 0 ? bytes_text(static_cast<double>(fabric.memory_bytes))
+                                              : std::string("memory")) +
+                     "; with the worst routes " + bytes_text(worst.total()) +
+                     (fits(worst, fabric) ? "" : ", which does not fit"),
+                 2);
+    }
+    text_ += "\n";
   }
 
   const PlanHeading& heading_;

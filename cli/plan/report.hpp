@@ -11,6 +11,7 @@ namespace crossdock::cli {
 struct PlanHeading {
   std::string model;  // empty: sizes as given
   JobDescription job;
+  bool with_queue = false;  // show what schemes with queue entries per token need
 };
 
 /// Whether a rank of the fabric has enough memory; true if the amount is unknown.

@@ -16,9 +16,11 @@
 
 #include "cli/commands.hpp"
 #include "cli/machine.hpp"
+#include "cli/processes/interruption.hpp"
 #include "cli/processes/parent_watch.hpp"
 #include "cli/processes/rank_failure.hpp"
 #include "cli/processes/rank_launcher.hpp"
+#include "cli/text/progress_line.hpp"
 #include "cli/text/terminal.hpp"
 #include "crossdock/error.hpp"
 
@@ -192,8 +194,10 @@ class Child {
 
   enum class Reading { kEnd, kDeadline, kSignal };
 
-  // Reads until the program closes its output, the deadline passes or a signal arrives.
-  Reading read_to_end(std::string& text, Clock::time_point deadline) const {
+  // Reads until the program closes its output, the deadline passes or a signal arrives. `on_piece`
+  // is called when the text has grown.
+  Reading read_to_end(std::string& text, Clock::time_point deadline,
+                      const std::function<void()>& on_piece) const {
     std::array<char, 4096> piece{};
     for (;;) {
       if (caught_signal != 0) return Reading::kSignal;
@@ -204,6 +208,7 @@ class Child {
       if (count < 0 && errno == EINTR) continue;
       if (count <= 0) return Reading::kEnd;
       text.append(piece.data(), static_cast<size_t>(count));
+      on_piece();
     }
   }
 
@@ -289,7 +294,17 @@ JobEnd run_or_be_interrupted(const ProcessJob& job, bool has_a_death) {
   Child child(std::move(launcher.command), std::move(launcher.environment.variables()),
               /*is_quiet=*/has_a_death);
   std::string output;
-  const Child::Reading reading = child.read_to_end(output, Clock::now() + job.limit);
+  const ProgressLine line;
+  const auto show = [&] {
+    const std::optional<RankProgress> progress = take_progress(output);
+    if (!progress) return;
+    if (job.on_progress) {
+      job.on_progress(*progress);
+    } else {
+      line.show(progress->words, progress->done);
+    }
+  };
+  const Child::Reading reading = child.read_to_end(output, Clock::now() + job.limit, show);
   if (reading == Child::Reading::kSignal)
     return {.launcher = launcher.name, .status = -1, .output = ""};
   if (reading == Child::Reading::kDeadline) {
@@ -304,7 +319,7 @@ JobEnd run_or_be_interrupted(const ProcessJob& job, bool has_a_death) {
 
 JobEnd run(const ProcessJob& job, bool has_a_death) {
   JobEnd end = run_or_be_interrupted(job, has_a_death);
-  if (caught_signal != 0) raise(caught_signal);  // the job has ended; this process ends as asked
+  if (caught_signal != 0) end_by_signal(caught_signal);  // the job has ended; end as asked
   end.failures = take_reports(end.output);
   return end;
 }

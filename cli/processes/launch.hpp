@@ -1,8 +1,11 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <string>
 #include <vector>
+
+#include "cli/processes/rank_failure.hpp"
 
 namespace crossdock::cli {
 
@@ -14,6 +17,8 @@ struct ProcessJob {
   int ranks = 0;
   std::vector<std::string> args;   // of each process
   std::chrono::seconds limit{60};  // on the time of the whole job
+  /// Called with what rank 0 reports. Not given: shows its words.
+  std::function<void(const RankProgress&)> on_progress{};
 };
 
 /// Runs the job and returns the standard output of its processes; standard error passes through.

@@ -7,16 +7,49 @@
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
-#include <nlohmann/json.hpp>
 
+#include "cli/json.hpp"
 #include "cli/processes/parent_watch.hpp"
 
 namespace crossdock::cli {
+
+static void describe(auto& fields, RankFailure& failure) {
+  fields("rank", failure.rank);
+  fields("culprit", failure.culprit);
+  fields("has_died", failure.has_died);
+  fields("error", failure.message);
+}
+
+static void describe(auto& fields, RankProgress& progress) {
+  fields("done", progress.done);
+  fields("words", progress.words);
+}
+
 namespace {
 
-using nlohmann::json;
+constexpr char kMark = '\x1e';          // begins a line that is a report of a failure
+constexpr char kProgressMark = '\x1f';  // or of progress
 
-constexpr char kMark = '\x1e';  // begins a line that is a report
+// Its launcher and the ranks of a job share one pipe: one write, so that reports do not mix.
+void write_report(char mark, const Json& report) {
+  std::cout.flush();
+  const std::string line = "\n" + std::string(1, mark) + json_text(report, 0) + "\n";
+  [[maybe_unused]] const ssize_t written = write(STDOUT_FILENO, line.data(), line.size());
+}
+
+// Removes the complete reports with this mark, and passes each to `take`.
+void take_all(char mark, std::string& output, const auto& take) {
+  const std::string begin = {'\n', mark};
+  for (size_t at = 0; (at = output.find(begin, at)) != std::string::npos;) {
+    const size_t text = at + begin.size();
+    const size_t end = output.find('\n', text);
+    if (end == std::string::npos) return;
+    const Json report =
+        Json::parse(output.substr(text, end - text), nullptr, /*allow_exceptions=*/false);
+    output.erase(at, end + 1 - at);
+    if (report.is_object()) take(report);
+  }
+}
 
 }  // namespace
 
@@ -26,32 +59,22 @@ bool is_rank_of_command() {
 }
 
 void report_to_command(const RankFailure& failure) {
-  const json report = {{"rank", failure.rank},
-                       {"culprit", failure.culprit},
-                       {"has_died", failure.has_died},
-                       {"error", failure.message}};
-  const std::string text = report.dump(-1, ' ', false, json::error_handler_t::replace);
-  std::cout.flush();
-  const std::string line = "\n" + std::string(1, kMark) + text + "\n";
-  // One write, so that reports of several ranks do not mix.
-  [[maybe_unused]] const ssize_t written = write(STDOUT_FILENO, line.data(), line.size());
+  write_report(kMark, json_of(failure));
+}
+
+void report_progress(const RankProgress& progress) {
+  write_report(kProgressMark, json_of(progress));
+}
+
+std::optional<RankProgress> take_progress(std::string& output) {
+  std::optional<RankProgress> last;
+  take_all(kProgressMark, output, [&](const Json& report) { read_json(report, last.emplace()); });
+  return last;
 }
 
 std::vector<RankFailure> take_reports(std::string& output) {
   std::vector<RankFailure> failures;
-  const std::string begin = {'\n', kMark};
-  for (size_t at = 0; (at = output.find(begin, at)) != std::string::npos;) {
-    const size_t text = at + begin.size();
-    const size_t end = std::min(output.find('\n', text), output.size());
-    const json report =
-        json::parse(output.substr(text, end - text), nullptr, /*allow_exceptions=*/false);
-    output.erase(at, std::min(end + 1, output.size()) - at);
-    if (!report.is_object()) continue;
-    failures.push_back({.rank = report.value("rank", -1),
-                        .culprit = report.value("culprit", -1),
-                        .has_died = report.value("has_died", false),
-                        .message = report.value("error", "")});
-  }
+  take_all(kMark, output, [&](const Json& report) { read_json(report, failures.emplace_back()); });
   std::ranges::sort(failures, {}, &RankFailure::rank);
   return failures;
 }

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
-/// How the command learns why ranks that it started have failed: they, and their launcher, write
-/// reports to standard output, which the command reads. It tells the user once.
+/// How the command learns what ranks that it started do and why they have failed: they, and their
+/// launcher, write reports to standard output, which the command reads. It tells the user once.
 namespace crossdock::cli {
 
 struct RankFailure {
@@ -14,13 +16,24 @@ struct RankFailure {
   std::string message;
 };
 
+/// What a rank is doing.
+struct RankProgress {
+  int64_t done = 0;  // of its work, in units that the command knows
+  std::string words;
+};
+
 /// Whether the command has started this process as a rank and waits for its report.
 bool is_rank_of_command();
 
 /// Writes a report. Its launcher and the ranks of a job share one pipe.
 void report_to_command(const RankFailure& failure);
 
-/// Removes the reports from the output of a job and returns them.
+void report_progress(const RankProgress& progress);
+
+/// Removes reports of progress from the output so far and returns the last one, if there is one.
+std::optional<RankProgress> take_progress(std::string& output);
+
+/// Removes the reports of failures from the output of a job and returns them.
 std::vector<RankFailure> take_reports(std::string& output);
 
 /// Which rank has failed and why. REQUIRES: there is a failure.

@@ -6,13 +6,15 @@
 #include <functional>
 #include <sstream>
 
-#include "cli/numerics/epsilon.hpp"
-#include "cli/numerics/input_noise.hpp"
 #include "cli/run/reference.hpp"
+#include "crossdock/testing/comparator.hpp"
 
 namespace crossdock::cli {
 namespace {
 
+using reference::denormal_spacing_of;
+using reference::epsilon_of;
+using reference::InputNoise;
 using reference::MlpWeights;
 using Values = std::vector<double>;
 
@@ -39,32 +41,20 @@ class Findings {
   using Again = std::function<Values(const RunReference&)>;
 
   // |got - wanted| must be at most the tolerance times the largest magnitude of `wanted`, or, where
-  // terms cancel, at most what changed inputs cause. Stops at the first difference.
+  // terms cancel, at most what changed inputs cause.
   void compare(const std::string& name, const Values& got, const Values& wanted,
                const Again& again) {
     double scale = 0.0;
     for (const double value : wanted) scale = std::max(scale, std::abs(value));
-    Values spread;
-    for (size_t i = 0; i < wanted.size() && check_.passed; ++i) {
-      const double error = std::abs(got[i] - wanted[i]);
-      if (error == 0.0) continue;
-      double allowed = tolerance_ * scale + denormal_spacing_of(job_.dtype());
-      if (error > allowed) {
-        if (spread.empty()) spread = spread_under_noise(wanted, again);
-        allowed = std::max(allowed, spread[i]);
-      }
-      const double part = error / allowed;
-      if (part <= 1.0) {
-        check_.largest_error = std::max(check_.largest_error, part);
-        continue;
-      }
-      std::ostringstream message;
-      message.precision(9);
-      message << "rank " << rank_ << ": " << name << ", value " << i << " is " << got[i]
-              << ", must be " << wanted[i];
-      check_.failure = message.str();
-      check_.passed = false;
-    }
+    comparator_.near("rank " + std::to_string(rank_) + ": " + name, got, wanted,
+                     {.tolerance = tolerance_,
+                      .scale = {scale},
+                      .floor = denormal_spacing_of(job_.dtype()),
+                      .dtype = job_.dtype(),
+                      .spread = [&] { return spread_under_noise(wanted, again); }});
+    check_.passed = comparator_.passed();
+    check_.failure = comparator_.failure();
+    check_.largest_error = comparator_.largest_part();
   }
   RunCheck& check() { return check_; }
 
@@ -76,7 +66,9 @@ class Findings {
       shaken_.emplace_back(job_, values_, noise);
     }
     Values spread;
-    for (const RunReference& reference : shaken_) widen_spread(wanted, again(reference), spread);
+    for (const RunReference& shaken : shaken_) {
+      reference::widen_spread(wanted, again(shaken), spread);
+    }
     return spread;
   }
 
@@ -85,6 +77,7 @@ class Findings {
   double tolerance_;
   int rank_;
   std::vector<RunReference> shaken_;  // created when needed
+  reference::Comparator comparator_;
   RunCheck check_;
 };
 

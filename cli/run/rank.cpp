@@ -70,6 +70,12 @@ Agreement share(Group& group, const char* operation, std::span<const std::byte> 
   return group.agree({.operation = operation, .body = body});
 }
 
+double median_of(const std::vector<StepTimes>& steps, double StepTimes::*time) {
+  std::vector<double> times;
+  for (const StepTimes& step : steps) times.push_back(step.*time);
+  return median(times);
+}
+
 // Takes the slowest rank of each step, then the median over the steps.
 void merge_times(Group& group, const std::vector<StepTimes>& own, RunResult& result) {
   const std::string text = to_text(own);
@@ -81,6 +87,8 @@ void merge_times(Group& group, const std::vector<StepTimes>& own, RunResult& res
   std::map<std::string, int64_t> bytes;
   for (int rank = 0; rank < group.size(); ++rank) {
     const std::vector<StepTimes> steps = from_text(all.body(rank));
+    result.rank_times.push_back({.forward_us = median_of(steps, &StepTimes::forward_us),
+                                 .backward_us = median_of(steps, &StepTimes::backward_us)});
     for (size_t i = 0; i < steps.size(); ++i) {
       forward[i] = std::max(forward[i], steps[i].forward_us);
       backward[i] = std::max(backward[i], steps[i].backward_us);
@@ -159,6 +167,25 @@ void merge_load(Group& group, const Plan& plan, RankDevice& device, RunResult& r
     std::memcpy(one.data(), all.body(rank).data(), all.body(rank).size());
     result.rows_per_rank.push_back(one[0]);
     result.rows_per_expert.insert(result.rows_per_expert.end(), one.begin() + 1, one.end());
+  }
+}
+
+// Counts this rank's routes by the rank of their experts.
+void merge_routes(Group& group, const RunJob& job, const RouterOutput& routes, RunResult& result) {
+  std::vector<int64_t> own(static_cast<size_t>(group.size()));
+  std::vector<int> rank_of_expert;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    rank_of_expert.resize(
+        static_cast<size_t>(first_expert(job.layer.router.num_experts, group.size(), rank + 1)),
+        rank);
+  }
+  for (const int32_t expert : routes.routing().expert_ids.as<int32_t>()) {
+    ++own[static_cast<size_t>(rank_of_expert[static_cast<size_t>(expert)])];
+  }
+  const Agreement all = share(group, "run_routes", std::as_bytes(std::span(own)));
+  for (int rank = 0; rank < group.size(); ++rank) {
+    std::vector<int64_t>& row = result.rows_from_to.emplace_back(own.size());
+    std::memcpy(row.data(), all.body(rank).data(), all.body(rank).size());
   }
 }
 
@@ -276,6 +303,7 @@ RunResult run_rank(Group& group, const RunJob& job, const StepProgress& progress
     read_outcome(*device, outcome);
     on_host.read_gradients(*on_gpu, *device);
   }
+  merge_routes(group, job, *outcome.decision.router, result);
   result.checksum = checksum(group, outcome.out.view);
   if (job.with_backward) result.grad_checksum = checksum(group, outcome.grad_x.view);
   if (job.with_check) result.check = check_run(group, job, values, on_host, outcome);

@@ -60,16 +60,25 @@ struct OperationTime {
   int64_t bytes = 0;     // moved in one step by all ranks together
 };
 
+/// Medians over the steps of one rank.
+struct RankTime {
+  double forward_us = 0;
+  double backward_us = 0;
+};
+
 /// Results of the whole run; identical on every rank.
 struct RunResult {
   std::string strategy;   // the one used, if "auto" chose it
   double forward_us = 0;  // medians over the steps, slowest rank
   double backward_us = 0;
   std::vector<double> steps_us;           // forward and backward of each step, slowest rank
+  std::vector<RankTime> rank_times;       // [P]
   std::vector<OperationTime> operations;  // in execution order
   std::vector<int64_t> rows_per_rank;     // [P]
   std::vector<int64_t> rows_per_expert;   // [E]
-  std::vector<int> gpu_of_rank;           // [P] index on the rank's node; empty on the CPU
+  /// [P, P] rows that a rank (outer) sends to the experts of another in a dispatch
+  std::vector<std::vector<int64_t>> rows_from_to;
+  std::vector<int> gpu_of_rank;  // [P] index on the rank's node; empty on the CPU
   int num_nodes = 1;
   std::string note;           // see Communicator::note; of rank 0
   GroupMemory memory;         // after the steps, of the rank with the most

@@ -21,7 +21,8 @@ void add(const Values& term, Values& sum) {
 
 }  // namespace
 
-RunReference::RunReference(const RunJob& job, const RunValues& values, const InputNoise& noise)
+RunReference::RunReference(const RunJob& job, const RunValues& values,
+                           const reference::InputNoise& noise)
     : job_(job), values_(values), noise_(noise) {
   const int64_t E = job.layer.router.num_experts;
   gate_ = matrix(Source::kGate, E, job.layer.router.width, job.dtype());

@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "cli/numerics/input_noise.hpp"
 #include "cli/run/job.hpp"
 #include "cli/run/values.hpp"
+#include "crossdock/testing/comparator.hpp"
 #include "crossdock/testing/reference.hpp"
 
 namespace crossdock::cli {
@@ -14,7 +14,7 @@ namespace crossdock::cli {
 /// routes come from the ranks.
 class RunReference {
  public:
-  RunReference(const RunJob& job, const RunValues& values, const InputNoise& noise = {});
+  RunReference(const RunJob& job, const RunValues& values, const reference::InputNoise& noise = {});
 
   struct Token {
     std::vector<double> chosen_weights;  // [K] for the experts that the reference chooses
@@ -55,7 +55,7 @@ class RunReference {
 
   const RunJob& job_;
   const RunValues& values_;
-  InputNoise noise_;
+  reference::InputNoise noise_;
   std::vector<double> gate_;         // [E, D]
   std::vector<double> gate_bias_;    // [E], or empty
   std::vector<double> expert_bias_;  // [E], or empty

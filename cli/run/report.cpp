@@ -1,13 +1,11 @@
 #include "cli/run/report.hpp"
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <numeric>
 #include <set>
 #include <sstream>
 
-#include "cli/json_writer.hpp"
+#include "cli/json.hpp"
 #include "cli/text/bars.hpp"
 #include "cli/text/layout.hpp"
 #include "cli/text/numbers.hpp"
@@ -18,12 +16,6 @@ namespace {
 
 constexpr int kIndent = 2;
 constexpr int kLabelWidth = 12;  // with the indent: "  check     "
-
-std::string hex(uint64_t value) {
-  std::array<char, 17> text{};
-  std::snprintf(text.data(), text.size(), "%016llx", static_cast<unsigned long long>(value));
-  return text.data();
-}
 
 double total_us(const RunResult& result) {
   return result.forward_us + result.backward_us;
@@ -159,6 +151,12 @@ class TextReport {
         bytes_text(static_cast<double>(result_.memory.window_bytes + result_.memory.pool_bytes));
     if (job_.with_backward) {
       memory += ", planned " + bytes_text(static_cast<double>(result_.planned_bytes));
+      const auto peak =
+          static_cast<double>(result_.memory.window_bytes + result_.memory.pool_bytes);
+      if (peak > 1.1 * static_cast<double>(result_.planned_bytes)) {
+        memory += " for even routes (here one rank receives " +
+                  fixed(imbalance(result_.rows_per_rank), 2) + " x the mean number of rows)";
+      }
     }
     write_line(memory, kIndent);
   }
@@ -178,7 +176,8 @@ class TextReport {
              " x the mean (" + std::to_string(*std::ranges::min_element(experts)) + " to " +
              std::to_string(*std::ranges::max_element(experts)) + ")\n" +
              std::string(kIndent, ' ') +
-             paint(columns(experts, style_.width - 2 * kIndent, kIndent), Colour::kCyan, style_) +
+             paint(columns(experts, style_.width - 2 * kIndent, kIndent, style_.has_blocks),
+                   Colour::kCyan, style_) +
              "\n\n";
   }
 
@@ -221,92 +220,68 @@ class TextReport {
   std::string text_;
 };
 
-void write_list(JsonWriter& writer, const char* name, const auto& values) {
-  writer.key(name);
-  writer.begin_array();
-  for (const auto value : values) writer.value(value);
-  writer.end_array();
-}
-
-void write_job(JsonWriter& writer, const RunJob& job, const RunResult& result) {
+Json json_of_job(const RunJob& job, const RunResult& result) {
   const MoeLayerConfig& layer = job.layer;
-  writer.field("preset", std::string_view(job.preset));
-  writer.field("scaling", std::string_view(job.scaling));
-  writer.field("communicator", std::string_view(job.communicator));
-  writer.field("ranks", job.num_ranks);
-  writer.field("nodes", result.num_nodes);
-  if (!result.note.empty()) writer.field("note", std::string_view(result.note));
-  if (!result.gpu_of_rank.empty()) write_list(writer, "gpu_of_rank", result.gpu_of_rank);
-  writer.field("strategy", std::string_view(result.strategy));
-  writer.field("auto", layer.strategy == "auto");
-  writer.field("device", std::string_view(job.device));
-  writer.field("dtype", name_of(job.dtype()));
-  writer.field("activation", name_of(layer.experts.activation));
-  writer.field("weights_in",
-               layer.experts.weights_in == WeightsIn::kExperts ? "experts" : "combine");
-  writer.field("overlap", layer.overlap_chunks);
-  writer.field("tokens_total", job.tokens_total);
-  writer.field("width", layer.router.width);
-  writer.field("inner", layer.experts.inner);
-  writer.field("shared_inner", layer.shared_inner);
-  writer.field("experts", layer.router.num_experts);
-  writer.field("top_k", layer.router.top_k);
-  writer.field("seed", static_cast<int64_t>(job.seed));
-  writer.field("backward", job.with_backward);
+  Json json = {{"preset", job.preset},
+               {"scaling", job.scaling},
+               {"communicator", job.communicator},
+               {"ranks", job.num_ranks},
+               {"nodes", result.num_nodes}};
+  if (!result.note.empty()) json["note"] = result.note;
+  if (!result.gpu_of_rank.empty()) json["gpu_of_rank"] = result.gpu_of_rank;
+  json.update(
+      {{"strategy", result.strategy},
+       {"auto", layer.strategy == "auto"},
+       {"device", job.device},
+       {"dtype", name_of(job.dtype())},
+       {"activation", name_of(layer.experts.activation)},
+       {"weights_in", layer.experts.weights_in == WeightsIn::kExperts ? "experts" : "combine"},
+       {"overlap", layer.overlap_chunks},
+       {"tokens_total", job.tokens_total},
+       {"width", layer.router.width},
+       {"inner", layer.experts.inner},
+       {"shared_inner", layer.shared_inner},
+       {"experts", layer.router.num_experts},
+       {"top_k", layer.router.top_k},
+       {"seed", static_cast<int64_t>(job.seed)},
+       {"backward", job.with_backward}});
+  return json;
 }
 
-void write_measured(JsonWriter& writer, const RunJob& job, const RunResult& result) {
-  writer.field("forward_us", result.forward_us);
-  writer.field("backward_us", result.backward_us);
-  write_list(writer, "steps_us", result.steps_us);
-  writer.key("operations");
-  writer.begin_array();
-  for (const OperationTime& operation : result.operations) {
-    writer.begin_object();
-    writer.field("name", std::string_view(operation.name));
-    writer.field("median_us", operation.median_us);
-    writer.field("share", share_of(result, operation.median_us));
-    writer.field("bytes", operation.bytes);
-    writer.end_object();
+void write_measured(const RunJob& job, const RunResult& result, Json& json) {
+  json["forward_us"] = result.forward_us;
+  json["backward_us"] = result.backward_us;
+  json["steps_us"] = result.steps_us;
+  json["ranks_us"] = Json::array();
+  for (const RankTime& time : result.rank_times) {
+    json["ranks_us"].push_back({{"forward", time.forward_us}, {"backward", time.backward_us}});
   }
-  writer.end_array();
-  writer.key("traffic");
-  writer.begin_object();
-  writer.field("bytes_within_node", result.traffic.bytes_within_node);
-  writer.field("bytes_between_nodes", result.traffic.bytes_between_nodes);
-  writer.field("requests_posted", result.traffic.requests_posted);
-  writer.field("max_requests_in_flight", result.traffic.max_requests_in_flight);
-  writer.end_object();
-  writer.field("max_in_flight_seen", result.traffic.max_requests_in_flight);
-  writer.key("memory");
-  writer.begin_object();
-  writer.field("window_bytes", result.memory.window_bytes);
-  writer.field("pool_bytes", result.memory.pool_bytes);
-  if (job.with_backward)
-    writer.field("planned_bytes", result.planned_bytes);  // covers forward and backward
-  writer.end_object();
+  json["operations"] = Json::array();
+  for (const OperationTime& operation : result.operations) {
+    json["operations"].push_back({{"name", operation.name},
+                                  {"median_us", operation.median_us},
+                                  {"share", share_of(result, operation.median_us)},
+                                  {"bytes", operation.bytes}});
+  }
+  const Traffic& traffic = result.traffic;
+  json["traffic"] = {{"bytes_within_node", traffic.bytes_within_node},
+                     {"bytes_between_nodes", traffic.bytes_between_nodes},
+                     {"requests_posted", traffic.requests_posted},
+                     {"max_requests_in_flight", traffic.max_requests_in_flight}};
+  json["max_in_flight_seen"] = traffic.max_requests_in_flight;
+  json["memory"] = {{"window_bytes", result.memory.window_bytes},
+                    {"pool_bytes", result.memory.pool_bytes}};
+  // covers forward and backward
+  if (job.with_backward) json["memory"]["planned_bytes"] = result.planned_bytes;
 }
 
-void write_trace(JsonWriter& writer, const TraceSummary& trace) {
-  writer.key("trace");
-  writer.begin_object();
-  writer.field("file", std::string_view(trace.file));
-  writer.field("steps", trace.num_steps);
-  writer.field("steps_lost", trace.num_lost);
-  writer.end_object();
-}
-
-void write_check(JsonWriter& writer, const RunResult& result) {
-  writer.key("check");
-  if (!result.check) return writer.null();
-  writer.begin_object();
-  writer.field("passed", result.check->passed);
-  writer.field("tokens", result.check->num_tokens);
-  writer.field("experts", result.check->num_experts);
-  writer.field("largest_error", result.check->largest_error);
-  writer.field("largest_error_unit", "fraction of the tolerance");
-  writer.field("failure", std::string_view(result.check->failure));
-  writer.end_object();
+Json json_of(const RunCheck& check) {
+  return {{"passed", check.passed},
+          {"tokens", check.num_tokens},
+          {"experts", check.num_experts},
+          {"largest_error", check.largest_error},
+          {"largest_error_unit", "fraction of the tolerance"},
+          {"failure", check.failure}};
 }
 
 }  // namespace
@@ -315,24 +290,22 @@ std::string to_text(const RunJob& job, const RunResult& result, const TextStyle&
   return TextReport(job, result, style).text();
 }
 
-std::string to_json(const RunJob& job, const RunResult& result) {
-  JsonWriter writer(2);
-  writer.begin_object();
-  write_job(writer, job, result);
-  write_measured(writer, job, result);
-  writer.key("load");
-  writer.begin_object();
-  write_list(writer, "rows_per_rank", result.rows_per_rank);
-  write_list(writer, "rows_per_expert", result.rows_per_expert);
-  writer.end_object();
-  write_check(writer, result);
-  if (result.trace) write_trace(writer, *result.trace);
-  writer.field("checksum", std::string_view(hex(result.checksum)));
-  if (job.with_backward) {
-    writer.field("grad_checksum", std::string_view(hex(result.grad_checksum)));
+std::string to_json(const RunJob& job, const RunResult& result, const Origin& origin) {
+  Json json = {{"schema", kRunSchema}};
+  json.update(json_of(origin));
+  json.update(json_of_job(job, result));
+  write_measured(job, result, json);
+  json["load"] = {{"rows_per_rank", result.rows_per_rank},
+                  {"rows_per_expert", result.rows_per_expert},
+                  {"rows_from_to", result.rows_from_to}};
+  json["check"] = result.check ? json_of(*result.check) : Json();
+  if (const auto& trace = result.trace) {
+    json["trace"] = {
+        {"file", trace->file}, {"steps", trace->num_steps}, {"steps_lost", trace->num_lost}};
   }
-  writer.end_object();
-  return writer.text();
+  json["checksum"] = hex(result.checksum);
+  if (job.with_backward) json["grad_checksum"] = hex(result.grad_checksum);
+  return json_text(json);
 }
 
 }  // namespace crossdock::cli

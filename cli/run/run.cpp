@@ -10,9 +10,9 @@
 #include "cli/run/job.hpp"
 #include "cli/run/rank.hpp"
 #include "cli/run/report.hpp"
+#include "cli/text/log.hpp"
 #include "cli/text/progress_line.hpp"
 #include "cli/text/terminal.hpp"
-#include "cli/text/wait_notice.hpp"
 #include "crossdock/crossdock.hpp"
 
 namespace crossdock::cli {
@@ -26,7 +26,7 @@ RunResult run_on_threads(const RunJob& job, const StepProgress& progress) {
               if (group.rank() == 0) result = std::move(own);
             },
             {.ranks_per_node = job.ranks_per_node,
-             .group = {.recorded_events = kRecordedEvents, .on_wait = print_wait_notice}});
+             .group = printing_options({.recorded_events = kRecordedEvents})});
   return result;
 }
 
@@ -38,7 +38,7 @@ std::unique_ptr<Group> join_processes(const RunArgs& args) {
       make_job_communicator(communicator, {.ranks_per_node = args.ranks_per_node,
                                            .max_in_flight = args.max_in_flight,
                                            .chunk_bytes = args.chunk_bytes}),
-      GroupOptions{.recorded_events = kRecordedEvents, .on_wait = print_wait_notice});
+      printing_options({.recorded_events = kRecordedEvents}));
 }
 
 int start_processes(const RunArgs& args, const RunJob& job) {
@@ -68,9 +68,9 @@ double least_bytes(const RunJob& job) {
          ((job.with_backward ? 2 : 1) * parameters + of_tokens + of_rows);
 }
 
-void print(const RunArgs& args, const RunJob& job, const RunResult& result) {
+void print(const RunArgs& args, const RunJob& job, const RunResult& result, const Origin& origin) {
   if (args.json) {
-    std::cout << to_json(job, result) << "\n" << std::flush;
+    std::cout << to_json(job, result, origin) << "\n" << std::flush;
   } else {
     std::cout << to_text(job, result, output_style()) << std::flush;
   }
@@ -87,13 +87,14 @@ int run_run(const RunArgs& args) try {
     if (!job.trace_file.empty()) check_output_file(kTrace, job.trace_file);
     if (job.communicator != "threads") return start_processes(args, job);
   }
+  const Origin origin = describe_origin(args.words);
   RunResult result;
   {
     const ProgressLine line;
     const StepProgress progress = [&](const std::string& words) { line.show(words); };
     result = processes ? run_rank(*processes, job, progress) : run_on_threads(job, progress);
   }
-  if (!processes || processes->rank() == 0) print(args, job, result);
+  if (!processes || processes->rank() == 0) print(args, job, result, origin);
   return !result.check || result.check->passed ? 0 : kFailure;
 } catch (const std::bad_alloc&) {
   throw Error(ErrorCode::kCapacity,

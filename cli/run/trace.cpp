@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string_view>
 
-#include "cli/json_writer.hpp"
+#include "cli/json.hpp"
 #include "cli/output_file.hpp"
 
 namespace crossdock::cli {
@@ -33,36 +33,24 @@ class Tracks {
   std::vector<int64_t> ends_[kTracksPerRank];  // of open events, outermost first
 };
 
-void write_name(JsonWriter& writer, int track, const std::string& name) {
-  writer.begin_object();
-  writer.field("ph", "M");
-  writer.field("pid", 0);
-  writer.field("tid", track);
-  writer.field("name", "thread_name");
-  writer.key("args");
-  writer.begin_object();
-  writer.field("name", name);
-  writer.end_object();
-  writer.end_object();
+Json name_of_track(int track, const std::string& name) {
+  return {
+      {"ph", "M"}, {"pid", 0}, {"tid", track}, {"name", "thread_name"}, {"args", {{"name", name}}}};
 }
 
-void write_event(JsonWriter& writer, const Event& event, int track) {
-  writer.begin_object();
-  writer.field("ph", "X");
-  writer.field("pid", 0);
-  writer.field("tid", track);
-  writer.field("name", *event.phase == '\0' ? std::string(event.operation)
-                                            : std::string(event.operation) + " " + event.phase);
-  writer.field("cat", event.operation);
-  writer.field("ts", static_cast<double>(event.begin_ns) * 1e-3);
-  writer.field("dur", static_cast<double>(event.end_ns - event.begin_ns) * 1e-3);
-  writer.key("args");
-  writer.begin_object();
-  writer.field("sequence", static_cast<int64_t>(event.sequence));
-  writer.field("bytes", event.bytes);
-  writer.field("peers", event.peers.count);
-  writer.end_object();
-  writer.end_object();
+Json json_of(const Event& event, int track) {
+  const std::string operation = event.operation;
+  return {{"ph", "X"},
+          {"pid", 0},
+          {"tid", track},
+          {"name", *event.phase == '\0' ? operation : operation + " " + event.phase},
+          {"cat", operation},
+          {"ts", static_cast<double>(event.begin_ns) * 1e-3},
+          {"dur", static_cast<double>(event.end_ns - event.begin_ns) * 1e-3},
+          {"args",
+           {{"sequence", static_cast<int64_t>(event.sequence)},
+            {"bytes", event.bytes},
+            {"peers", event.peers.count}}}};
 }
 
 // The entries of one rank, without the brackets of the array.
@@ -73,27 +61,19 @@ std::string entries_of(const Group& group, std::vector<Event> events) {
   });
   const int first = group.rank() * kTracksPerRank;
   const std::string name = "rank " + std::to_string(group.rank());
-  JsonWriter writer(1);
-  writer.begin_array();
+  Json entries = Json::array();
   Tracks tracks;
   int num_named = 0;
   for (const Event& event : events) {
     const int track = tracks.place(event);
     for (; num_named <= track; ++num_named) {
-      write_name(writer, first + num_named, num_named == 0 ? name : name + " (overlapped)");
+      entries.push_back(
+          name_of_track(first + num_named, num_named == 0 ? name : name + " (overlapped)"));
     }
-    write_event(writer, event, first + track);
+    entries.push_back(json_of(event, first + track));
   }
-  writer.end_array();
-  const std::string& text = writer.text();
+  const std::string text = json_text(entries, 1);
   return text.substr(1, text.size() - 2);
-}
-
-// Steps are counted from 1.
-void write_steps(JsonWriter& writer, const TraceSummary& summary) {
-  writer.field("steps", summary.num_steps);
-  writer.field("steps_lost", summary.num_lost);
-  writer.field("first_step", summary.num_lost + 1);
 }
 
 // Joins the entries of all ranks and counts the steps that some rank dropped.
@@ -141,13 +121,12 @@ TraceSummary write_trace(Group& group, const TraceLog& log, const std::string& f
   summary.num_steps = log.num_steps() - summary.num_lost;
   std::optional<Error> failure;
   if (group.rank() == 0) {
-    JsonWriter steps(0);
-    steps.begin_object();
-    write_steps(steps, summary);
-    steps.end_object();
+    const Json steps = {{"steps", summary.num_steps},
+                        {"steps_lost", summary.num_lost},
+                        {"first_step", summary.num_lost + 1}};  // counted from 1
     try {
       write_file(kTrace, file,
-                 "{\"displayTimeUnit\":\"ms\",\"otherData\":" + steps.text() +
+                 "{\"displayTimeUnit\":\"ms\",\"otherData\":" + json_text(steps, 0) +
                      ",\"traceEvents\":[" + entries + "]}\n");
     } catch (const Error& error) {
       failure = error;

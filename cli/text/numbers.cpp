@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cmath>
+#include <cstdio>
 #include <iomanip>
 #include <sstream>
 
@@ -32,6 +33,12 @@ std::string time_text(double seconds) {
   const double value = is_long ? seconds : seconds * 1e3;
   const int digits = value < 9.9995 ? 3 : value < 99.995 ? 2 : 1;
   return fixed(value, digits) + (is_long ? " s" : " ms");
+}
+
+std::string hex(uint64_t bits) {
+  std::array<char, 17> digits{};
+  std::snprintf(digits.data(), digits.size(), "%016llx", static_cast<unsigned long long>(bits));
+  return digits.data();
 }
 
 std::string counted(long long count, const std::string& singular) {

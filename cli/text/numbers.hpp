@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 /// Numbers as reports show them.
@@ -15,6 +16,9 @@ std::string bytes_text(double bytes);
 
 /// Four digits, in seconds or milliseconds: "12.34 ms".
 std::string time_text(double seconds);
+
+/// 16 hexadecimal digits.
+std::string hex(uint64_t bits);
 
 /// "1 rank", "2 ranks".
 std::string counted(long long count, const std::string& singular);

@@ -28,6 +28,12 @@ Cell Cell::bar(double part) {
   return cell;
 }
 
+Cell Cell::line(const std::string& words) {
+  Cell cell(words);
+  cell.is_line = true;
+  return cell;
+}
+
 Table::Table(const TextStyle& style, std::vector<Column> columns, int indent)
     : style_(style), columns_(std::move(columns)), indent_(indent) {
   for (const Column& column : columns_) {
@@ -37,6 +43,10 @@ Table::Table(const TextStyle& style, std::vector<Column> columns, int indent)
 
 void Table::add_group(const std::string& title, size_t first, size_t count) {
   groups_.push_back({.title = title, .first = first, .count = count});
+}
+
+void Table::add_line(const std::string& words) {
+  rows_.push_back({Cell::line(words)});
 }
 
 void Table::add_row(std::vector<Cell> cells) {
@@ -65,7 +75,7 @@ std::vector<bool> Table::shown_columns() const {
 std::string Table::draw(const Cell& cell, const Column& column, int width, int room) const {
   if (cell.bar_part >= 0) {
     const int longest = std::clamp(room, kShortestBar, kLongestBar);
-    return paint(cli::bar(cell.bar_part, longest), cell.colour, style_);
+    return paint(cli::bar(cell.bar_part, longest, style_.has_blocks), cell.colour, style_);
   }
   const std::string fill = spaces(width - display_width(cell.text));
   const std::string words = paint(cell.text, cell.colour, style_);
@@ -114,7 +124,10 @@ std::string Table::head() const {
 
 std::string Table::rows() const {
   std::string text;
-  for (const std::vector<Cell>& row : rows_) text += line(row);
+  for (const std::vector<Cell>& row : rows_) {
+    const bool is_line = row.size() == 1 && row.front().is_line;
+    text += is_line ? wrap(row.front().text, style_.width, indent_) + "\n" : line(row);
+  }
   return text;
 }
 

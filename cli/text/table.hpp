@@ -25,10 +25,13 @@ struct Cell {
   /// A horizontal bar that fills `part`, in [0, 1], of the room left in the line. Must be the last
   /// cell of its row.
   static Cell bar(double part);
+  /// A text across all columns; the only cell of its row.
+  static Cell line(const std::string& words);
 
   std::string text;
   Colour colour = Colour::kNone;
   double bar_part = -1;  // negative: no bar
+  bool is_line = false;
 };
 
 /// Rows of cells in columns as wide as their widest cell. The last column wraps if it is
@@ -40,6 +43,8 @@ class Table {
 
   /// Puts a title above `count` columns that start at `first`.
   void add_group(const std::string& title, size_t first, size_t count);
+  /// A line of text between rows, wrapped.
+  void add_line(const std::string& words);
   /// A row may have fewer cells than there are columns.
   void add_row(std::vector<Cell> cells);
 

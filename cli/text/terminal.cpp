@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cstdlib>
 #include <limits>
@@ -43,6 +44,18 @@ bool has_colour() {
   return !is_plain_terminal() && !mpi_is_launched() && isatty(STDOUT_FILENO) != 0;
 }
 
+// As the C library chooses the locale, which need not be installed.
+bool has_utf8_locale() {
+  for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
+    std::string locale(variable(name));
+    if (locale.empty()) continue;
+    std::ranges::transform(locale, locale.begin(),
+                           [](unsigned char letter) { return std::tolower(letter); });
+    return locale.find("utf-8") != std::string::npos || locale.find("utf8") != std::string::npos;
+  }
+  return false;
+}
+
 constexpr const char* code_of(Colour colour) {
   switch (colour) {
     case Colour::kBold:
@@ -62,7 +75,9 @@ constexpr const char* code_of(Colour colour) {
 }  // namespace
 
 TextStyle output_style() {
-  return {.width = width_of(STDOUT_FILENO, kDefaultWidth), .colour = has_colour()};
+  return {.width = width_of(STDOUT_FILENO, kDefaultWidth),
+          .colour = has_colour(),
+          .has_blocks = has_utf8_locale()};
 }
 
 int message_width() {

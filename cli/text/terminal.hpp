@@ -9,12 +9,14 @@ namespace crossdock::cli {
 struct TextStyle {
   int width = 80;  // columns
   bool colour = false;
+  bool has_blocks = true;  // bars of Unicode blocks; else of ASCII characters
 };
 
 /// The style for standard output. Width: COLUMNS, else the terminal's, else 80. Colour: if the
 /// output is a terminal, unless NO_COLOR is set or TERM is "dumb"; CLICOLOR_FORCE turns it on
-/// without a terminal. Processes started by mpirun cannot see the terminal; those started by this
-/// program inherit its style through COLUMNS and CLICOLOR_FORCE.
+/// without a terminal. Blocks: if the locale (LC_ALL, else LC_CTYPE, else LANG) is UTF-8. Processes
+/// started by mpirun cannot see the terminal; those started by this program inherit its style
+/// through COLUMNS and CLICOLOR_FORCE.
 TextStyle output_style();
 
 /// Width for messages on standard error: COLUMNS, else the terminal's, else unlimited.

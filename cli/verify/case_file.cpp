@@ -1,20 +1,24 @@
 #include "cli/verify/case_file.hpp"
 
-#include <nlohmann/json.hpp>
-
 #include "cli/device/layer_place.hpp"
 #include "cli/device/rank_device.hpp"
 #include "cli/eval/dispatch_case.hpp"
 #include "cli/eval/layer_case.hpp"
-#include "cli/json_writer.hpp"
+#include "cli/json.hpp"
 #include "cli/processes/launch.hpp"
 #include "cli/processes/launched_job.hpp"
 #include "cli/verify/random_cases.hpp"
-#include "cli/verify/random_report.hpp"
 #include "cli/verify/random_run.hpp"
 #include "crossdock/cuda.hpp"
 
 namespace crossdock::cli {
+
+static void describe(auto& fields, CaseReport& report) {
+  fields.derived("passed", report.passed());
+  fields.text("checksum", report.bits, 16);
+  fields("findings", report.findings);
+}
+
 namespace {
 
 constexpr std::chrono::seconds kCaseDeadline{20};
@@ -24,12 +28,9 @@ CaseReport report_of(testing::CaseVerdict verdict) {
 }
 
 CaseReport parse_case_report(const std::string& output) {
-  const auto json = nlohmann::json::parse(output, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object() || !json.contains("findings")) {
-    throw Error(ErrorCode::kInternal, "the ranks printed no report of the case");
-  }
-  return {.findings = json["findings"],
-          .bits = std::stoull(json["checksum"].get<std::string>(), nullptr, 16)};
+  CaseReport report;
+  read_output(output, [&](const Json& json) { read_json(json, report); });
+  return report;
 }
 
 }  // namespace
@@ -103,16 +104,7 @@ CaseReport run_case_file_as_rank(const CaseFile& file, const std::string& job) {
 }
 
 std::string to_json(const CaseReport& report) {
-  JsonWriter writer(2);
-  writer.begin_object();
-  writer.field("passed", report.passed());
-  writer.field("checksum", hex(report.bits));
-  writer.key("findings");
-  writer.begin_array();
-  for (const std::string& finding : report.findings) writer.value(finding);
-  writer.end_array();
-  writer.end_object();
-  return writer.text();
+  return json_text(json_of(report));
 }
 
 }  // namespace crossdock::cli

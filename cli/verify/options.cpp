@@ -1,11 +1,16 @@
 #include "cli/options.hpp"
 
+#include <limits>
+
 #include "cli/commands.hpp"
 #include "crossdock/extend/strategy.hpp"
 #include "crossdock/extend/strategy_list.hpp"
 
 namespace crossdock::cli {
 namespace {
+
+constexpr int64_t kMostCases = 1'000'000'000;
+constexpr int64_t kLastFirstCase = std::numeric_limits<int64_t>::max() - 2 * kMostCases;
 
 constexpr const char* kVerifyNotes =
     R"(Every check runs with every selected strategy, communicator and number of ranks;
@@ -41,11 +46,12 @@ void add_options(Options& options, VerifyArgs& args) {
                        "Ranks per simulated node (default: real nodes)");
   options.flag("--faults", args.faults,
                "Instead of the checks, make one rank of four fail at every step");
-  options.whole_number("--random", args.random, {1, {}},
+  options.whole_number("--random", args.random, {1, kMostCases},
                        "Instead of the checks, judge so many random cases");
   options.whole_number("--seed", args.seed, {0, {}},
                        "Seed of the random cases (default: a new one, which is printed)");
-  options.whole_number("--first", args.first, {0, {}}, "Number of the first random case");
+  options.whole_number("--first", args.first, {0, kLastFirstCase},
+                       "Number of the first random case");
   options.text("--output", "FOLDER", args.output,
                "Where files of failing random cases go (default: the current folder)");
   options.flag("--list", args.list, "List the names of the checks or faults without running them");

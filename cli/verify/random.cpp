@@ -144,16 +144,30 @@ void write_case(const VerifyArgs& args, const RandomReport& report, Clock::time_
       return true;  // the processes ended
     }
   };
-  failure.file = file;
   write(whole, report.communicator);  // something is left if the reduction is interrupted
+  failure.file = file;
   if (fails_alone(whole)) return write(testing::reduce(whole, fails_on_threads), "threads");
   if (report.communicator == "threads") return;  // it does not always fail
   write(testing::reduce(whole, fails_in_processes), report.communicator);
 }
 
+// The report is printed even if a file cannot be written.
 void write_cases(const VerifyArgs& args, RandomReport& report) {
   const Clock::time_point end = Clock::now() + kTimeToReduce;
-  for (RandomFailure& failure : report.result.failures) write_case(args, report, end, failure);
+  for (RandomFailure& failure : report.result.failures) {
+    try {
+      write_case(args, report, end, failure);
+    } catch (const Error& error) {
+      failure.findings.emplace_back(error.what());
+    }
+  }
+}
+
+// In the process that writes the cases, before the first one. A run that is killed prints no
+// report.
+void begin_run(const VerifyArgs& args, uint64_t seed) {
+  if (!args.output.empty()) check_output_file("cases", args.output + "/crossdock-case.json");
+  if (!args.seed) std::cerr << "crossdock verify: random cases of seed " << seed << std::endl;
 }
 
 // In a job, every process uses the seed of rank 0.
@@ -188,6 +202,7 @@ int print(const VerifyArgs& args, std::vector<RandomReport> reports) {
 int run_as_rank(const VerifyArgs& args, const std::string& job) {
   const uint64_t seed = agreed_seed(args, job);
   const std::unique_ptr<Communicator> whole = make_job_communicator(job, {});
+  if (whole->rank() == 0 && !args.always_zero) begin_run(args, seed);
   check_against_job(*whole, args.communicators, args.ranks);
   RandomRun run = run_of(args, seed, whole->size());
   const auto connect = [&](int ranks_per_node) {
@@ -246,6 +261,7 @@ int run_verify_random(const VerifyArgs& args) {
   const int most_ranks =
       !args.ranks.empty() ? args.ranks.front() : (has_processes ? kProcesses : kThreads);
   const uint64_t seed = args.seed ? *args.seed : new_seed();
+  begin_run(args, seed);
   std::vector<RandomReport> reports;
   for (const std::string& communicator : communicators) {
     reports.push_back(communicator == "threads"

@@ -1,17 +1,33 @@
 #include "cli/verify/random_report.hpp"
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
-#include <nlohmann/json.hpp>
 
-#include "cli/json_writer.hpp"
+#include "cli/json.hpp"
 #include "cli/text/layout.hpp"
 #include "cli/text/numbers.hpp"
 #include "cli/verify/random_cases.hpp"
 #include "crossdock/error.hpp"
 
 namespace crossdock::cli {
+
+static void describe(auto& fields, RandomFailure& failure) {
+  fields("case", failure.number);
+  fields("strategy", failure.strategy);
+  fields("findings", failure.findings);
+  fields("file", failure.file);
+}
+
+static void describe(auto& fields, RandomReport& report) {
+  fields("communicator", report.communicator);
+  fields("device", report.device);
+  fields("ranks", report.ranks);
+  fields.text("seed", report.seed, 10);  // may exceed what doubles represent
+  fields("cases", report.result.num_cases);
+  fields("seconds", report.result.seconds);
+  fields.text("checksum", report.result.checksum, 16);
+  fields("failures", report.result.failures);
+}
+
 namespace {
 
 std::string failure_text(const RandomReport& report, const RandomFailure& failure, int width) {
@@ -44,12 +60,6 @@ std::string last_line(const RandomReport& report, const TextStyle& style) {
 
 }  // namespace
 
-std::string hex(uint64_t bits) {
-  std::array<char, 17> digits{};
-  std::snprintf(digits.data(), digits.size(), "%016llx", static_cast<unsigned long long>(bits));
-  return digits.data();
-}
-
 std::string to_text(const std::vector<RandomReport>& reports, const TextStyle& style) {
   std::string text;
   for (const RandomReport& report : reports) {
@@ -62,60 +72,14 @@ std::string to_text(const std::vector<RandomReport>& reports, const TextStyle& s
 }
 
 std::string to_json(const std::vector<RandomReport>& reports) {
-  JsonWriter writer(3);
-  writer.begin_object();
-  writer.field("passed", std::ranges::all_of(reports, &RandomReport::passed));
-  writer.key("results");
-  writer.begin_array();
-  for (const RandomReport& report : reports) {
-    writer.begin_object();
-    writer.field("communicator", report.communicator);
-    writer.field("device", report.device);
-    writer.field("ranks", report.ranks);
-    writer.field("seed", std::to_string(report.seed));  // may exceed what doubles represent
-    writer.field("cases", report.result.num_cases);
-    writer.field("seconds", report.result.seconds);
-    writer.field("checksum", hex(report.result.checksum));
-    writer.key("failures");
-    writer.begin_array();
-    for (const RandomFailure& failure : report.result.failures) {
-      writer.begin_object();
-      writer.field("case", failure.number);
-      writer.field("strategy", failure.strategy);
-      writer.key("findings");
-      writer.list(failure.findings);
-      writer.field("file", failure.file);
-      writer.end_object();
-    }
-    writer.end_array();
-    writer.end_object();
-  }
-  writer.end_array();
-  writer.end_object();
-  return writer.text();
+  return json_text({{"passed", std::ranges::all_of(reports, &RandomReport::passed)},
+                    {"results", json_of(reports)}},
+                   3);
 }
 
-std::vector<RandomReport> parse_random_reports(const std::string& json) {
+std::vector<RandomReport> parse_random_reports(const std::string& text) {
   std::vector<RandomReport> reports;
-  try {
-    const nlohmann::json whole = nlohmann::json::parse(json);
-    for (const auto& entry : whole.at("results")) {
-      RandomReport& report = reports.emplace_back();
-      report.communicator = entry.at("communicator");
-      report.device = entry.at("device");
-      report.ranks = entry.at("ranks");
-      report.seed = std::stoull(entry.at("seed").get<std::string>());
-      report.result.num_cases = entry.at("cases");
-      report.result.seconds = entry.at("seconds");
-      report.result.checksum = std::stoull(entry.at("checksum").get<std::string>(), nullptr, 16);
-      for (const auto& failure : entry.at("failures")) {
-        report.result.failures.push_back({failure.at("case"), failure.at("strategy"),
-                                          failure.at("findings"), failure.at("file")});
-      }
-    }
-  } catch (const std::exception& error) {
-    throw Error(ErrorCode::kInternal, std::string("results of the ranks: ") + error.what());
-  }
+  read_output(text, [&](const Json& whole) { read_json(whole.at("results"), reports); });
   return reports;
 }
 

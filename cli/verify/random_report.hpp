@@ -25,9 +25,6 @@ std::string to_text(const std::vector<RandomReport>& reports, const TextStyle& s
 std::string to_json(const std::vector<RandomReport>& reports);
 
 /// The inverse of to_json. Throws Error(kInternal).
-std::vector<RandomReport> parse_random_reports(const std::string& json);
-
-/// 16 hexadecimal digits.
-std::string hex(uint64_t bits);
+std::vector<RandomReport> parse_random_reports(const std::string& text);
 
 }  // namespace crossdock::cli

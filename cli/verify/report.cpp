@@ -1,15 +1,36 @@
 #include "cli/verify/report.hpp"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
-#include "cli/json_writer.hpp"
+#include "cli/json.hpp"
 #include "cli/text/layout.hpp"
 #include "cli/text/numbers.hpp"
 #include "cli/text/table.hpp"
 #include "crossdock/error.hpp"
 
+namespace crossdock::conformance {
+
+static void describe(auto& fields, Failure& failure) {
+  fields("check", failure.check);
+  fields("message", failure.message);
+}
+
+}  // namespace crossdock::conformance
+
 namespace crossdock::cli {
+
+static void describe(auto& fields, VerifyResult& result) {
+  fields("strategy", result.cell.strategy);
+  fields("communicator", result.cell.communicator);
+  fields("ranks", result.cell.ranks);
+  fields("ranks_per_node", result.cell.ranks_per_node);
+  fields("device", result.cell.device);
+  fields("selected", result.num_selected);
+  fields("checks", result.num_checks);
+  fields("seconds", result.seconds);
+  fields("failures", result.failures);
+}
+
 namespace {
 
 constexpr size_t kShownFailures = 20;
@@ -81,13 +102,12 @@ std::string matrix_text(const std::vector<VerifyResult>& results, const TextStyl
 
 }  // namespace
 
-std::string to_text(const std::vector<VerifyResult>& results, const TextStyle& style) {
+std::string to_text(const std::vector<VerifyResult>& results, double seconds,
+                    const TextStyle& style) {
   int64_t num_checks = 0;
-  double seconds = 0;
   bool passed = true;
   for (const VerifyResult& result : results) {
     num_checks += result.num_checks;
-    seconds += result.seconds;
     passed = passed && result.passed();
   }
   return matrix_text(results, style) + failures_text(results, style.width) + "\n" +
@@ -97,59 +117,13 @@ std::string to_text(const std::vector<VerifyResult>& results, const TextStyle& s
 }
 
 std::string to_json(const std::vector<VerifyResult>& results) {
-  JsonWriter writer(2);
-  writer.begin_object();
-  writer.field("passed", std::all_of(results.begin(), results.end(),
-                                     [](const auto& result) { return result.passed(); }));
-  writer.key("results");
-  writer.begin_array();
-  for (const VerifyResult& result : results) {
-    writer.begin_object();
-    writer.field("strategy", std::string_view(result.cell.strategy));
-    writer.field("communicator", std::string_view(result.cell.communicator));
-    writer.field("ranks", result.cell.ranks);
-    writer.field("ranks_per_node", result.cell.ranks_per_node);
-    writer.field("device", std::string_view(result.cell.device));
-    writer.field("selected", result.num_selected);
-    writer.field("checks", result.num_checks);
-    writer.field("seconds", result.seconds);
-    writer.key("failures");
-    writer.begin_array();
-    for (const conformance::Failure& failure : result.failures) {
-      writer.begin_object();
-      writer.field("check", std::string_view(failure.check));
-      writer.field("message", std::string_view(failure.message));
-      writer.end_object();
-    }
-    writer.end_array();
-    writer.end_object();
-  }
-  writer.end_array();
-  writer.end_object();
-  return writer.text();
+  return json_text({{"passed", std::ranges::all_of(results, &VerifyResult::passed)},
+                    {"results", json_of(results)}});
 }
 
-std::vector<VerifyResult> parse_verify_results(const std::string& json) {
+std::vector<VerifyResult> parse_verify_results(const std::string& text) {
   std::vector<VerifyResult> results;
-  try {
-    const nlohmann::json whole = nlohmann::json::parse(json);
-    for (const auto& entry : whole.at("results")) {
-      VerifyResult& result = results.emplace_back();
-      result.cell = {.strategy = entry.at("strategy"),
-                     .communicator = entry.at("communicator"),
-                     .ranks = entry.at("ranks"),
-                     .ranks_per_node = entry.at("ranks_per_node"),
-                     .device = entry.at("device")};
-      result.num_selected = entry.at("selected");
-      result.num_checks = entry.at("checks");
-      result.seconds = entry.at("seconds");
-      for (const auto& failure : entry.at("failures")) {
-        result.failures.push_back({failure.at("check"), failure.at("message")});
-      }
-    }
-  } catch (const nlohmann::json::exception& error) {
-    throw Error(ErrorCode::kInternal, std::string("results of the ranks: ") + error.what());
-  }
+  read_output(text, [&](const Json& whole) { read_json(whole.at("results"), results); });
   return results;
 }
 

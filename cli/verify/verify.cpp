@@ -3,8 +3,9 @@
 
 #include "cli/commands.hpp"
 #include "cli/device/rank_device.hpp"
-#include "cli/json_writer.hpp"
+#include "cli/json.hpp"
 #include "cli/machine.hpp"
+#include "cli/processes/interruption.hpp"
 #include "cli/processes/launch.hpp"
 #include "cli/processes/launched_job.hpp"
 #include "cli/text/numbers.hpp"
@@ -22,11 +23,8 @@ using conformance::Check;
 
 constexpr std::chrono::seconds kLimitOfRanks{1200};
 
-CheckProgress progress_of(const ProgressLine& line, const VerifyCell& cell, size_t count) {
-  return [&line, cell, count](int64_t number, const Check& check) {
-    line.show(cell.strategy + ", " + counted(cell.ranks, "rank") + " (" + cell.communicator +
-              "): " + std::to_string(number) + " of " + std::to_string(count) + "  " + check.name);
-  };
+std::string text_of(const VerifyCell& cell) {
+  return cell.strategy + ", " + counted(cell.ranks, "rank") + " (" + cell.communicator + ")";
 }
 
 void list(const VerifyArgs& args, const std::vector<Check>& checks) {
@@ -34,11 +32,9 @@ void list(const VerifyArgs& args, const std::vector<Check>& checks) {
     for (const Check& check : checks) std::cout << check.name << "\n";
     return;
   }
-  JsonWriter writer(1);
-  writer.begin_array();
-  for (const Check& check : checks) writer.value(std::string_view(check.name));
-  writer.end_array();
-  std::cout << writer.text() << "\n";
+  Json names = Json::array();
+  for (const Check& check : checks) names.push_back(check.name);
+  std::cout << json_text(names, 1) << "\n";
 }
 
 std::vector<std::string> arguments_of_ranks(const VerifyArgs& args, const VerifyCell& cell) {
@@ -85,28 +81,69 @@ std::vector<VerifyResult> verify_as_rank(const VerifyArgs& args, Group& group,
   const std::string communicator(group.communicator().name());
   const ProgressLine line;
   std::vector<VerifyResult> results;
-  for (const std::string& strategy : args.strategies.empty() ? strategy_names() : args.strategies) {
+  const std::vector<std::string> strategies =
+      args.strategies.empty() ? strategy_names() : args.strategies;
+  const Position position(std::ssize(strategies) * std::ssize(checks));
+  for (const std::string& strategy : strategies) {
     const VerifyCell cell{strategy, communicator, group.size(), args.ranks_per_node, args.device};
-    results.push_back(verify_on(group, cell, checks, progress_of(line, cell, checks.size())));
+    const int64_t before = std::ssize(results) * std::ssize(checks);
+    const auto progress = [&](int64_t number, const Check& check) {
+      // The command that has started the ranks of a cell knows the position.
+      const std::string words =
+          is_rank_of_command() ? check.name
+                               : position.text(before + number, text_of(cell) + "  " + check.name);
+      line.show(words, number);
+    };
+    results.push_back(verify_on(group, cell, checks, progress));
     if (group.is_poisoned()) break;
   }
   return results;
 }
 
+void print(const VerifyArgs& args, const std::vector<VerifyResult>& results, double seconds) {
+  if (!args.json && args.device == "cuda") std::cout << gpu_rule() << "\n\n";
+  std::cout << (args.json ? to_json(results) + "\n" : to_text(results, seconds, output_style()))
+            << std::flush;
+}
+
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
 std::vector<VerifyResult> verify_all(const VerifyArgs& args, const std::vector<Check>& checks) {
+  const auto begin = std::chrono::steady_clock::now();
   const ProgressLine line;
+  const std::vector<VerifyCell> cells = cells_of(args);
+  const int64_t num_checks = std::ssize(checks);
+  const Position position(std::ssize(cells) * num_checks);
   std::vector<VerifyResult> results;
-  for (const VerifyCell& cell : cells_of(args)) {
+  Interruption interruption([&] {
+    line.show("");
+    if (results.empty()) return;
+    print(args, results, seconds_since(begin));
+    std::cerr << "interrupted after " << results.size() << " of " << cells.size()
+              << " combinations\n";
+  });
+  for (size_t i = 0; i < cells.size(); ++i) {
+    const VerifyCell& cell = cells[i];
+    const auto show = [&](int64_t number, const std::string& check) {
+      line.show(position.text(static_cast<int64_t>(i) * num_checks + number,
+                              text_of(cell) + "  " + check));
+    };
+    show(0, "");
+    std::vector<VerifyResult> ended;
     if (cell.communicator == "threads") {
-      results.push_back(verify_on_threads(cell, checks, progress_of(line, cell, checks.size())));
-      continue;
+      ended = {verify_on_threads(
+          cell, checks, [&](int64_t number, const Check& check) { show(number, check.name); })};
+    } else {
+      ended = parse_verify_results(run_processes(
+          {.communicator = cell.communicator,
+           .ranks = cell.ranks,
+           .args = arguments_of_ranks(args, cell),
+           .limit = kLimitOfRanks,
+           .on_progress = [&](const RankProgress& rank) { show(rank.done, rank.words); }}));
     }
-    line.show(cell.strategy + ", " + counted(cell.ranks, "rank") + " (" + cell.communicator + ")");
-    const std::string output = run_processes({.communicator = cell.communicator,
-                                              .ranks = cell.ranks,
-                                              .args = arguments_of_ranks(args, cell),
-                                              .limit = kLimitOfRanks});
-    for (VerifyResult& result : parse_verify_results(output)) results.push_back(std::move(result));
+    interruption.change([&] { std::ranges::move(ended, std::back_inserter(results)); });
   }
   return results;
 }
@@ -130,13 +167,10 @@ int run_verify(const VerifyArgs& args) {
         std::make_unique<Group>(make_job_communicator(job, {.ranks_per_node = args.ranks_per_node}),
                                 GroupOptions{.on_wait = print_wait_notice});
   }
+  const auto begin = std::chrono::steady_clock::now();
   const std::vector<VerifyResult> results =
       group ? verify_as_rank(args, *group, checks) : verify_all(args, checks);
-  if (!group || group->rank() == 0) {
-    if (!args.json && args.device == "cuda") std::cout << gpu_rule() << "\n\n";
-    std::cout << (args.json ? to_json(results) + "\n" : to_text(results, output_style()))
-              << std::flush;
-  }
+  if (!group || group->rank() == 0) print(args, results, seconds_since(begin));
   // Rank 0 has printed why, if it could.
   if (group && group->rank() != 0 && !args.always_zero) group->check();
   const bool passed = std::all_of(results.begin(), results.end(),

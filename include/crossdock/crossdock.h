@@ -78,7 +78,7 @@ enum {
   CROSSDOCK_COMMUNICATION = 7,  // the communicator failed; the group is poisoned
   CROSSDOCK_CUDA_FAILURE = 8,   // a CUDA call failed
   CROSSDOCK_INTERNAL = 9,       // a bug in Crossdock
-  CROSSDOCK_OUT_OF_MEMORY = 10
+  CROSSDOCK_OUT_OF_MEMORY = 10  // a rank has not enough memory
 };
 
 /// Which rank and which call the last failure is about.

@@ -12,6 +12,15 @@
 #include "crossdock/plan.hpp"
 #include "crossdock/tensor.hpp"
 
+// The life of a dispatcher. Every rank of a group makes one, with the same configuration. A plan
+// says where every row of one routing goes. With it, dispatch brings tokens to the ranks of their
+// experts, yours or Experts compute, and combine brings the results back; combine_backward and
+// dispatch_backward do the same for the gradients. A plan is used with the dispatcher that made it,
+// any number of times and in any order with other plans, and may outlive its routing. An invalid
+// configuration or an unknown strategy is reported by the first plan(), on all ranks, and not by
+// the constructor, which would leave the other ranks waiting. The group outlives the dispatcher;
+// several may share it. Rules for tensors on a GPU: docs/gpu.md.
+
 namespace crossdock {
 
 class Strategy;  // see extend/strategy.hpp
@@ -90,14 +99,7 @@ struct CombineBackwardResult {
   OwnedTensor grad_weights;  // [T, K] = <y row, grad_out>; 0 in slots without a kept route
 };
 
-/// A chunk of a pending dispatch. For the library.
-struct PendingChunk {
-  DispatchChunk experts;
-  std::shared_ptr<const void> done;  // next_chunk waits for it; null: the rows have arrived
-};
-
-/// The work of a pending call. For the library.
-struct PendingWork;
+struct PendingWork;  // internal
 
 /// A pending call, made by Dispatcher::begin_dispatch or begin_combine. Pass it to finish. If it is
 /// destroyed instead, the call ends as with finish, and its result is released.
@@ -115,8 +117,6 @@ class [[nodiscard]] Pending {
 
   Result result_{};
   std::shared_ptr<PendingWork> work_;  // ends the call when released
-  std::vector<PendingChunk> chunks_;   // of a dispatch
-  size_t next_chunk_ = 0;
 };
 
 /// Carries tokens to the ranks that own their experts, and the results back, forward and backward.
@@ -124,23 +124,8 @@ class [[nodiscard]] Pending {
 /// Members that make plans or move rows are collective: all ranks of the group call them in the
 /// same order, even ranks without tokens or experts. finish, next_chunk, check, allocate_rows and
 /// the accessors are not. If an input is invalid on any rank, all ranks throw the same error before
-/// any row has moved. The group must outlive the dispatcher; several dispatchers may share it. An
-/// output must not overlap an input or another output. One thread at a time may use a dispatcher.
-///
-/// The constructor does not throw for an invalid configuration or an unknown strategy, as that
-/// would leave the other ranks waiting; the first plan() does, on all ranks. A plan may be used
-/// only with the dispatcher that made it.
-///
-/// If a routing is on a GPU, the tensors of all calls with its plan must be too. The ranks agree on
-/// the host, work is queued in the stream of set_device_options, and no call waits for the GPU,
-/// except plan() if the configuration has no max_rows (for a dense routing also if it has no
-/// max_routes_per_token) or the plan must be made on the host (drops by weight, alltoall,
-/// allgather). If plan() does not wait and the GPU finds the routing invalid, the plan is empty,
-/// outputs are zero, and the next call or check() throws, on all ranks. With max_rows, ranks that
-/// are processes may run ahead: outside graphs their hosts synchronize only in the first calls. If
-/// one rank then has an invalid input or makes a different call, a later call or check() on the
-/// others throws the same error. Release results before destroying their stream. Calls may be
-/// captured into a CUDA graph; the plan and all results must then live as long as the graph.
+/// any row has moved. An output must not overlap an input or another output. One thread at a time
+/// may use a dispatcher.
 class CROSSDOCK_API Dispatcher {
  public:
   Dispatcher(Group& group, DispatchConfig config, std::unique_ptr<Strategy> strategy);

@@ -23,7 +23,8 @@ enum class ErrorCode {
   kTimeout,          // a rank missed a deadline; the group is poisoned
   kCommunication,    // the communicator failed; the group is poisoned
   kCuda,             // a CUDA call failed
-  kInternal          // a bug in Crossdock
+  kInternal,         // a bug in Crossdock
+  kOutOfMemory       // a rank has not enough memory; after a refusal the group stays usable
 };
 
 /// "invalid argument", "timeout", ...

@@ -21,16 +21,19 @@ enum class Activation : uint8_t {
   kGeglu,          // gelu(gate) * linear
   kGelu,           // exact, with erf
   kGeluTanh,       // the tanh approximation
-  kSquaredRelu     // max(h, 0)^2
+  kSquaredRelu,    // max(h, 0)^2
+  kGegluTanh,      // geglu with the tanh approximation
+  kLimitedSwiglu   // gate at most limit, linear in [-limit, limit]: silu(gate) * linear
 };
 
-inline constexpr std::array<std::string_view, 6> kActivationNames = {
-    "swiglu", "clamped_swiglu", "geglu", "gelu", "gelu_tanh", "squared_relu"};
+inline constexpr std::array<std::string_view, 8> kActivationNames = {
+    "swiglu",    "clamped_swiglu", "geglu",      "gelu",
+    "gelu_tanh", "squared_relu",   "geglu_tanh", "limited_swiglu"};
 
 /// Whether W1 is [2F, D] (gate and linear rows) instead of [F, D].
 constexpr bool is_gated(Activation activation) {
-  return activation == Activation::kSwiglu || activation == Activation::kClampedSwiglu ||
-         activation == Activation::kGeglu;
+  return activation != Activation::kGelu && activation != Activation::kGeluTanh &&
+         activation != Activation::kSquaredRelu;
 }
 
 constexpr std::string_view name_of(Activation activation) {
@@ -52,12 +55,15 @@ struct ExpertsConfig {
   int64_t inner = 0;              // F
   Activation activation = Activation::kSwiglu;
   bool interleaved = false;  // gated: rows of W1 are gate 0, linear 0, gate 1, ...
-  double limit = 7.0;        // for clamped_swiglu
+  double limit = 7.0;        // for clamped_swiglu and limited_swiglu
   WeightsIn weights_in = WeightsIn::kCombine;
   /// Dtype of rows, y, weights and biases: fp64, fp32, bf16 or fp16; not fp64 on a GPU.
   DType dtype = DType::kF32;
   /// Forward saves nothing; backward recomputes the hidden rows, with the same bits.
   bool recompute = false;
+  /// W1, W2 and their gradients are stored as [E_local, D, 2F or F] and [E_local, F, D]. In host
+  /// memory only.
+  bool transposed = false;
 
   /// Rows of W1: 2F or F.
   int64_t hidden_width() const { return is_gated(activation) ? 2 * inner : inner; }

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -20,6 +21,17 @@ namespace crossdock {
 namespace comm {
 struct GroupInternals;
 }  // namespace comm
+
+/// How much a group says of its choices.
+enum class LogLevel : uint8_t {
+  kNone,
+  kInfo,   // choices that all ranks share, on rank 0: ranks, strategy, how GPUs reach each other
+  kDebug,  // also those of each rank, on all of them
+};
+
+/// Receives one line per choice: what was chosen, and why. The library itself prints nothing.
+/// Exceptions are ignored. Must not use the group.
+using OnLog = std::function<void(LogLevel level, const std::string& line)>;
 
 struct GroupOptions {
   /// Maximum time for a peer to arrive at an operation. Default: CROSSDOCK_ARRIVAL_DEADLINE
@@ -45,6 +57,9 @@ struct GroupOptions {
   /// progress. May be called by several threads at once if the ranks are threads.
   OnWait on_wait{};
   std::chrono::nanoseconds notice_after = std::chrono::seconds(10);
+  /// (optional) Called with lines of at most `log_level`. May be called by several threads at once.
+  OnLog on_log{};
+  LogLevel log_level = LogLevel::kInfo;
 };
 
 /// One rank's input to Group::agree.
@@ -106,6 +121,9 @@ class CROSSDOCK_API Group {
   BufferPool& pool();
   const std::shared_ptr<ThreadPool>& threads() const;
   GroupMemory memory() const;
+
+  /// Passes a line to GroupOptions::on_log, after this rank's number: kInfo on rank 0 only.
+  void log(LogLevel level, const std::string& line) const noexcept;
 
   /// Throws the error that poisoned this group, if any.
   void check() const;

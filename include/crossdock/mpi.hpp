@@ -46,12 +46,12 @@ CROSSDOCK_API bool mpi_is_launched();
 /// MPI_Init, and an MPI without MPI_THREAD_MULTIPLE, block without a deadline. The death of a
 /// process is detected within a fraction of a second on the same machine, by the deadlines
 /// elsewhere.
-CROSSDOCK_API std::unique_ptr<Communicator> make_mpi_communicator(MpiOptions options = {});
+CROSSDOCK_API std::unique_ptr<Communicator> make_mpi_communicator(const MpiOptions& options = {});
 
 /// A communicator over a duplicate of the caller's MPI_Comm. `mpi_comm` points to an MPI_Comm (a
 /// void pointer keeps mpi.h out of this header). Collective over that MPI_Comm. MPI must have been
 /// initialised with MPI_THREAD_MULTIPLE if several threads use groups at once.
 CROSSDOCK_API std::unique_ptr<Communicator> make_mpi_communicator(const void* mpi_comm,
-                                                                  MpiOptions options = {});
+                                                                  const MpiOptions& options = {});
 
 }  // namespace crossdock

@@ -34,7 +34,9 @@ inline constexpr int64_t kGigabyte = 1'000'000'000;
 
 inline constexpr std::array kFabricPresets = {
     Fabric{"h100-nvlink-400g", 450e9, 50e9, 3.35e12, 80 * kGigabyte},
+    Fabric{"a100-nvlink-200g", 300e9, 25e9, 2.039e12, 80 * kGigabyte},
     Fabric{"h200-nvlink-400g", 450e9, 50e9, 4.8e12, 141 * kGigabyte},
+    Fabric{"b200-nvlink-400g", 900e9, 50e9, 8e12, 180 * kGigabyte},
     Fabric{"gb200", 900e9, 50e9, 8e12, 186 * kGigabyte},      // a node is an NVLink domain
     Fabric{"efa", 450e9, 50e9, 3.35e12, 80 * kGigabyte},      // 3200 Gbit/s for 8 ranks
     Fabric{"ethernet", 25e9, 3.125e9, 2e12, 48 * kGigabyte},  // PCIe and 25 Gbit/s per rank
@@ -165,11 +167,11 @@ struct StrategyChoice {
 CROSSDOCK_API StrategyChoice choose_strategy(const CostInputs& inputs,
                                              std::span<const StrategyCost> costs);
 
-/// The candidate that "auto" stands for in a group with this topology; other names are returned
-/// unchanged. Assumes the links of the first fabric preset: only their ratio matters.
-CROSSDOCK_API std::string resolve_strategy(std::string_view name, const DispatchConfig& config,
-                                           const Topology& topology,
-                                           const StrategyList& candidates = built_in_strategies());
+/// The candidate that "auto" stands for in a group with this topology, and why; other names are
+/// returned unchanged. Assumes the links of the first fabric preset: only their ratio matters.
+CROSSDOCK_API StrategyChoice
+resolve_strategy(std::string_view name, const DispatchConfig& config, const Topology& topology,
+                 const StrategyList& candidates = built_in_strategies());
 
 /// A job to plan.
 struct JobDescription {

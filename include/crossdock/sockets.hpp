@@ -71,7 +71,7 @@ class CROSSDOCK_API SocketsBootstrap {
   std::unique_ptr<State> state_;
 };
 
-/// This process's place in its job, and where the processes meet.
+/// This process's place in its job, and how its processes find each other.
 struct SocketsLaunch {
   int rank = 0;
   int size = 1;

@@ -124,6 +124,10 @@ class GroupConfig(Sized):
         ("on_wait_context", c_void_p),
         ("notice_after_s", c_double),
         ("setup_notice_after_s", c_double),
+        ("on_log", c_void_p),
+        ("on_log_context", c_void_p),
+        ("log_level", c_int32),
+        ("log_padding", c_int32),
     ]
 
 
@@ -341,6 +345,7 @@ FUNCTIONS = {
     "layer_saved_losses": "i p p",
     "layer_saved_load": "i p p",
     "layer_saved_dropped": "i p p",
+    "layer_saved_report": "i p p",
     "layer_saved_destroy": "v p",
     "update_expert_bias": "i p p d i",
     "job_plan_create": "i p p",

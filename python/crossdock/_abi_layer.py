@@ -19,7 +19,7 @@ class ExpertsConfig(Sized):
         ("interleaved", c_int32),
         ("weights_in", c_int32),
         ("recompute", c_int32),
-        ("padding", c_int32),
+        ("transposed", c_int32),
     ]
 
 
@@ -152,6 +152,17 @@ class LayerForwardResult(Sized):
         ("aux_sequence_loss", c_double),
         ("aux_global_batch_loss", c_double),
         ("device_losses", CTensor),
+    ]
+
+
+class LayerReport(Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("expert_ids", CTensor),
+        ("weights", CTensor),
+        ("kept_weights", CTensor),
+        ("load", CTensor),
+        ("rows_per_expert", CTensor),
     ]
 
 

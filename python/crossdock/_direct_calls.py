@@ -3,7 +3,7 @@ described. Their structs are made once; every call overwrites everything that an
 import ctypes
 import struct
 from ctypes import byref
-from typing import Any, NoReturn, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 from ._abi import (
     CombineBackwardArgs,
@@ -19,7 +19,7 @@ from ._abi import (
 from ._errors import fail
 from ._library import lib
 from ._plan import Plan
-from ._tensor import TENSOR_FORMAT, Array, Memory, Refused, result
+from ._tensor import TENSOR_FORMAT, Array, Memory, Refused, named_refusal, result
 
 # Consecutive tensors. Format character x: a byte set to 0.
 _NO_TENSOR = f"{ctypes.sizeof(CTensor)}x"
@@ -76,23 +76,23 @@ class DirectCalls:
         (_put_map if is_map else _put_ids)(self._routing, _ROUTES, *routing, *weights)
         info = _new_info()
         handle = self._dispatcher._handle
-        if _create_plan(handle, self._routing_ref, byref(info), rows_per_expert, self._plan_ref):
-            self._fail(routing, weights)
+        given = {"map" if is_map else "expert_ids": routing, "weights": weights}
+        self._call(given, _create_plan, handle, self._routing_ref, byref(info), rows_per_expert, self._plan_ref)
         return self._plan.value, info
 
     def dispatch(self, plan: Plan, x: Memory, rows: Memory, row_weights: Optional[Memory] = None) -> Optional[Array]:
         """x [T, D] -> rows [R, D], row_weights [R] unless None. Returns the rows if they were NOT_GIVEN."""
         _put_x(self._args, _X, *x, row_weights is not None)
         _put_rows(self._results, _ROWS, *rows, *(row_weights or NOT_GIVEN))
-        if _dispatch(self._dispatcher._handle, plan._handle, self._args_ref, self._results_ref):
-            self._fail(x, rows, row_weights)
+        given = {"x": x, "rows": rows, "row_weights": row_weights}
+        self._call(given, _dispatch, self._dispatcher._handle, plan._handle, self._args_ref, self._results_ref)
         return self._result(self._results, _ROWS) if rows is NOT_GIVEN else None
 
     def move(self, function: Any, plan: Plan, source: Memory, target: Memory) -> None:
         """Calls lib.dispatch_backward, combine, combine_unweighted or collect_routes."""
         _put_move(self._move, 0, *source, *target)
-        if function(self._dispatcher._handle, plan._handle, self._source_ref, self._target_ref):
-            self._fail(source, target)
+        given = {"input": source, "result": target}
+        self._call(given, function, self._dispatcher._handle, plan._handle, self._source_ref, self._target_ref)
 
     def combine_backward(
         self, plan: Plan, grad_out: Memory, y: Memory, grad_rows: Memory, grad_weights: Memory
@@ -100,13 +100,26 @@ class DirectCalls:
         """grad_out [T, D], y [R, D] -> grad_rows [R, D], grad_weights [T, K]. Returns grad_rows if they were NOT_GIVEN."""
         _put_inputs(self._inputs, _GRAD_OUT, *grad_out, *y)
         _put_outputs(self._grads, _GRAD_ROWS, *grad_rows, *grad_weights)
-        if lib.combine_backward(self._dispatcher._handle, plan._handle, self._inputs_ref, self._grads_ref):
-            self._fail(grad_out, y, grad_rows, grad_weights)
+        given = {"grad_out": grad_out, "y": y, "grad_rows": grad_rows, "grad_weights": grad_weights}
+        handle = self._dispatcher._handle
+        self._call(given, lib.combine_backward, handle, plan._handle, self._inputs_ref, self._grads_ref)
         return self._result(self._grads, _GRAD_ROWS) if grad_rows is NOT_GIVEN else None
 
     def _result(self, struct_: ctypes.Structure, offset: int) -> Array:
         return result(struct_, offset, None, None, self._dispatcher._stream)
 
-    def _fail(self, *given: Optional[Memory]) -> NoReturn:
-        refusals = (memory.error for memory in given if isinstance(memory, Refused))
-        fail(self._dispatcher._rank, next(refusals, None))
+    def _call(self, given: Dict[str, Optional[Memory]], function: Any, *args: Any) -> None:
+        """Calls a collective function. If one of its tensors is Refused, all ranks are told why."""
+        refused = next(((name, memory) for name, memory in given.items() if type(memory) is Refused), None)
+        if refused is None:
+            if function(*args):
+                fail(self._dispatcher._rank)
+            return
+        name, memory = refused
+        try:
+            lib.refuse_next_call(named_refusal(name, memory.error))
+            status = function(*args)
+        finally:
+            lib.refuse_next_call(None)
+        if status:
+            fail(self._dispatcher._rank, memory.error)

@@ -4,7 +4,7 @@ import enum
 import re
 from typing import NoReturn, Optional
 
-from ._interrupt import give_back_signal
+from ._interrupt import caught, give_back_signal, raise_caught
 from ._abi import ErrorInfo
 from ._library import lib
 
@@ -21,7 +21,7 @@ class ErrorCode(enum.IntEnum):
     COMMUNICATION = 7  #: the communicator failed; the group is poisoned
     CUDA_FAILURE = 8  #: a CUDA call failed
     INTERNAL = 9  #: a bug in Crossdock
-    OUT_OF_MEMORY = 10
+    OUT_OF_MEMORY = 10  #: a rank has not enough memory
 
     @property
     def text(self) -> str:
@@ -82,6 +82,8 @@ def fail(rank: Optional[int] = None, cause: Optional[BaseException] = None) -> N
 def check(status: int, rank: Optional[int] = None) -> None:
     if status:
         fail(rank)
+    if caught:
+        raise_caught()
 
 
 # Texts of exceptions, as the other ranks see them.

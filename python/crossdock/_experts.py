@@ -6,13 +6,22 @@ from typing import Any, NamedTuple, Optional, Tuple, Union
 from ._abi_layer import CExpertWeights, ExpertsBackwardArgs, ExpertsConfig, ExpertsForwardArgs, Segments
 from ._dispatcher import choice
 from ._dtype import DType, to_dtype
-from ._errors import check, fail
+from ._errors import check
 from ._library import lib
 from ._owner import Owner, Shared
 from ._plan import Plan
 from ._tensor import ArrayLike, Marshal
 
-ACTIVATIONS = {"swiglu": 0, "clamped_swiglu": 1, "geglu": 2, "gelu": 3, "gelu_tanh": 4, "squared_relu": 5}
+ACTIVATIONS = {
+    "swiglu": 0,
+    "clamped_swiglu": 1,
+    "geglu": 2,
+    "gelu": 3,
+    "gelu_tanh": 4,
+    "squared_relu": 5,
+    "geglu_tanh": 6,
+    "limited_swiglu": 7,
+}
 WEIGHTS_IN = {"combine": 0, "experts": 1}
 
 
@@ -20,7 +29,7 @@ class ExpertWeights(NamedTuple):
     """Parameters of all local experts, or arrays for their gradients (fp32, or fp64 for fp64; None: not computed).
 
     On a GPU the gradients of w1 and w2 may have the dtype of the experts instead, but then cannot be accumulated.
-    G is 2F for the three GLU activations, else F.
+    G is 2F for activations with a gate, else F. The last two dimensions of w1 and w2 are exchanged with `transposed`.
     """
 
     w1: Any  #: [E_local, G, D]: gate rows, then linear rows (or interleaved)
@@ -47,6 +56,7 @@ def experts_config(
     interleaved: bool = False,
     weights_in: str = "combine",
     recompute: bool = False,
+    transposed: bool = False,
 ) -> ExpertsConfig:
     return ExpertsConfig(
         num_local_experts=num_local_experts,
@@ -58,6 +68,7 @@ def experts_config(
         interleaved=interleaved,
         weights_in=choice("weights_in", weights_in, WEIGHTS_IN),
         recompute=recompute,
+        transposed=transposed,
     )
 
 
@@ -92,16 +103,19 @@ class Experts(Shared):
         interleaved: bool = False,
         weights_in: str = "combine",
         recompute: bool = False,
+        transposed: bool = False,
     ):
         """num_local_experts, width, inner: E_local, D and F
         dtype: of rows, y, weights and biases: fp64, fp32, bf16 or fp16
-        activation: "swiglu", "clamped_swiglu" (with `limit`, 7), "geglu", "gelu", "gelu_tanh" or "squared_relu"
+        activation: "swiglu", "clamped_swiglu" or "limited_swiglu" (with `limit`, 7), "geglu", "geglu_tanh", "gelu", "gelu_tanh" or
+            "squared_relu"
         interleaved: rows of w1 are gate 0, linear 0, gate 1, ...
         weights_in: where the weights of the routes are applied: "combine" or "experts"
         recompute: forward saves nothing; backward recomputes, with the same bits
+        transposed: w1 is [E_local, D, G] and w2 [E_local, F, D], and so are their gradients; in host memory only
         """
         config = experts_config(
-            num_local_experts, width, inner, dtype, activation, limit, interleaved, weights_in, recompute
+            num_local_experts, width, inner, dtype, activation, limit, interleaved, weights_in, recompute, transposed
         )
         handle = ctypes.c_void_p()
         check(lib.experts_create(byref(config), byref(handle)))
@@ -130,8 +144,7 @@ class Experts(Shared):
         marshal.put(args, ExpertsForwardArgs.row_weights.offset, row_weights)
         marshal.put_output(args, ExpertsForwardArgs.y.offset, y)
         handle = ctypes.c_void_p()
-        if lib.experts_forward(self._handle, byref(args), byref(handle) if save else None):
-            fail(cause=marshal.refusal)
+        marshal.call_alone(lib.experts_forward, self._handle, byref(args), byref(handle) if save else None)
         return y, ExpertsSaved(handle.value) if save else None
 
     def backward_dx(
@@ -159,8 +172,7 @@ class Experts(Shared):
         args = self._backward_args(marshal, plan, weights, rows, grad_y, row_weights)
         marshal.put_output(args, ExpertsBackwardArgs.grad_rows.offset, grad_rows)
         marshal.put_output(args, ExpertsBackwardArgs.grad_row_weights.offset, grad_row_weights)
-        if lib.experts_backward_dx(self._handle, byref(args), saved._handle):
-            fail(cause=marshal.refusal)
+        marshal.call_alone(lib.experts_backward_dx, self._handle, byref(args), saved._handle)
         return grad_rows, grad_row_weights
 
     def backward_dw(
@@ -181,8 +193,7 @@ class Experts(Shared):
         args = self._backward_args(marshal, plan, weights, rows, grad_y, row_weights)
         put_expert_weights(marshal, args, ExpertsBackwardArgs.grads.offset, grads, True)
         args.accumulate = accumulate
-        if lib.experts_backward_dw(self._handle, byref(args), saved._handle):
-            fail(cause=marshal.refusal)
+        marshal.call_alone(lib.experts_backward_dw, self._handle, byref(args), saved._handle)
 
     @staticmethod
     def _backward_args(marshal, plan, weights, rows, grad_y, row_weights) -> ExpertsBackwardArgs:

@@ -9,6 +9,7 @@ from ._abi import BootstrapConfig, CTensor, GroupConfig, GroupInfo, JoinArgs, ch
 from ._errors import check
 from ._interrupt import INTERRUPT
 from ._library import lib
+from ._log import OnLog, log_fields
 from ._owner import Owner, Shared
 from ._tensor import Marshal
 from ._wait_notice import OnWait, on_wait_fields
@@ -26,6 +27,7 @@ def group_config(
     on_wait: OnWait = None,
     notice_after: Optional[float] = None,
     setup_notice_after: Optional[float] = None,
+    on_log: OnLog = None,
 ) -> GroupConfig:
     """Options of all groups; None: the library's default.
 
@@ -41,9 +43,12 @@ def group_config(
         text if standard error is a terminal; False: does nothing. Kept until the process ends
     notice_after: seconds without progress until then, in a call (10)
     setup_notice_after: seconds until then, while a group is made (3)
+    on_log: called with a line for each choice, such as the strategy, and why; CROSSDOCK_LOG=debug: also those of each rank.
+        None: prints them to standard error if CROSSDOCK_LOG is info or debug. Kept until the process ends
     """
     return GroupConfig(
         **on_wait_fields(on_wait),
+        **log_fields(on_log),
         notice_after_s=notice_after or 0,
         setup_notice_after_s=setup_notice_after or 0,
         arrival_deadline_s=arrival_deadline or 0,
@@ -140,7 +145,7 @@ class Group(Shared):
 
     Made by one of the from_ functions or by Bootstrap.join. Their options are arrival_deadline, progress_deadline and
     setup_deadline (seconds), recorded_events, staging_bytes, report_file, num_threads, ranks_per_node, on_wait,
-    notice_after and setup_notice_after (seconds); docs/python.md explains them.
+    notice_after and setup_notice_after (seconds), on_log; docs/python.md explains them.
 
     An object may be used by any thread, but by only one at a time. In a forked child a group does nothing.
     """
@@ -201,7 +206,10 @@ class Group(Shared):
         """Groups of `size` ranks that are threads of this process, for tests: the r-th is for rank r's thread."""
         check_range("size", size, ctypes.c_int32)
         handles = (ctypes.c_void_p * max(size, 1))()
-        config = group_config(**options)
+        on_wait = on_wait_fields(options.pop("on_wait", None), on_threads=True)
+        config = group_config(on_wait=False, **options)
+        for name, value in on_wait.items():
+            setattr(config, name, value)
         check(lib.group_from_threads(size, ctypes.byref(config), handles))
         return [Group(handle) for handle in handles]
 

@@ -1,7 +1,7 @@
 """Layers: router, dispatch, experts and combine, forward and backward."""
 import ctypes
 from ctypes import byref
-from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ._abi import COutput, CTensor, DeviceOptions, int_array
 from ._abi_layer import (
@@ -13,13 +13,14 @@ from ._abi_layer import (
     LayerForwardResult,
     RouterConfig,
 )
+from ._abi_layer import LayerReport as CLayerReport
 from ._dispatcher import choice, dispatch_config
-from ._errors import Error, ErrorCode, check, fail
+from ._errors import Error, ErrorCode, check
 from ._experts import ExpertWeights, experts_config, put_expert_weights
 from ._group import Group
 from ._library import lib
 from ._owner import Owner, Shared
-from ._tensor import ArrayLike, Marshal, fields_at, handle_in, result, view
+from ._tensor import ArrayLike, Fields, Marshal, fields_at, handle_in, result, view
 
 SCORES = {"softmax": 0, "softmax_after_top_k": 1, "sigmoid": 2, "sqrt_softplus": 3}
 GROUP_SCORES = {"top_share": 0, "top_2": 1}
@@ -68,12 +69,27 @@ class LayerSaved(Owner):
         wait: use it in the stream of the layer. None for tokens in host memory."""
         return view(self._losses, self) if self._losses[5] else None
 
+    @property
+    def device_loss_fields(self) -> Fields:
+        """`device_losses` by its address, for other parts of the package."""
+        return self._losses
+
     def losses(self) -> "LayerLosses":
         """This rank's share of the losses; the shares of the counting group sum to its losses."""
         values = (ctypes.c_double * 5)()
         check(lib.layer_saved_losses(self._handle, values))
         aux, z, *terms = values
         return LayerLosses(aux, z, (terms[0], terms[1], terms[2]))
+
+    def report_fields(self) -> Dict[str, Fields]:
+        """The tensors of `report` by name, for other parts of the package. Valid as long as this object."""
+        given = CLayerReport()
+        check(lib.layer_saved_report(self._handle, byref(given)))
+        return {name: fields_at(given, getattr(CLayerReport, name).offset) for name in LayerReport._fields}
+
+    def report(self) -> "LayerReport":
+        """What the forward decided, on the device of its tokens. Does not wait: use it in the stream of the layer."""
+        return LayerReport(**{name: view(fields, self) for name, fields in self.report_fields().items()})
 
     def load(self) -> List[int]:
         """[E] number of routes to each expert before any drop, summed over the group."""
@@ -94,6 +110,16 @@ class LayerLosses(NamedTuple):
     aux: float
     z: float
     aux_terms: Tuple[float, float, float]  #: terms of aux: batch, sequence, global batch
+
+
+class LayerReport(NamedTuple):
+    """What a forward decided: views of its memory."""
+
+    expert_ids: Any  #: [T, K] int32: the routes, best first; -1: none
+    weights: Any  #: [T, K] fp32 (fp64 for fp64): their weights
+    kept_weights: Any  #: [T, K * etp]: each etp times; 0 if capacity dropped the route
+    load: Any  #: [E] int64: routes before any drop, summed over the group
+    rows_per_expert: Any  #: [E_local] int64: rows of this rank's experts
 
 
 class LayerForward(NamedTuple):
@@ -355,8 +381,7 @@ class Layer(Shared):
         """Computes the gradients that a backward with delay_dw postponed, with the same arguments. Not collective."""
         marshal, args = Marshal(self._stream), LayerBackwardArgs(delay_dw=1)
         _put_backward(marshal, args, x, weights, grad_out, grads, accumulate)
-        if lib.layer_backward_dw(self._handle, byref(args), handle_in("saved", saved, LayerSaved)):
-            fail(cause=marshal.refusal)
+        marshal.call_alone(lib.layer_backward_dw, self._handle, byref(args), handle_in("saved", saved, LayerSaved))
 
 
 def update_expert_bias(bias: ArrayLike, load: Sequence[int], rate: float, *, centred: bool = False) -> None:
@@ -370,8 +395,7 @@ def update_expert_bias(bias: ArrayLike, load: Sequence[int], rate: float, *, cen
     if marshal.refusal is None and len(load) != tensor.shape[0]:
         raise ValueError(f"load must have one entry per value of bias ({tensor.shape[0]}), got {len(load)}")
     counts = int_array("load", load, ctypes.c_int64)
-    if lib.update_expert_bias(byref(tensor), counts, rate, centred):
-        fail(cause=marshal.refusal)
+    marshal.call_alone(lib.update_expert_bias, byref(tensor), counts, rate, centred)
 
 
 def _pointer_to(name: str, value: float) -> Any:

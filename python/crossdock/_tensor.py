@@ -7,7 +7,8 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 from . import _dlpack
 from ._abi import COutput, CTensor
 from ._dtype import BY_NAME, TYPESTRS, DType
-from ._errors import fail, refusal_text
+from ._errors import Error, ErrorCode, fail, refusal_text
+from ._interrupt import caught, raise_caught
 from ._library import lib
 from ._owner import Owner
 
@@ -306,18 +307,19 @@ def handle_in(name: str, value: Any, kind: type) -> Optional[int]:
 class Marshal:
     """Writes the arguments of one call into its structs and keeps them alive.
 
-    A rank must not raise before a collective call: the others would wait for it. So an array that cannot be used becomes
-    a tensor that the library refuses, and any other error in the block `with Marshal() as marshal:`, which holds
-    everything that the call does with its arguments, makes the library refuse `marshal.call(...)`. All ranks raise the
-    same error; the reason is its cause here.
+    A rank must not raise before a collective call: the others would wait for it. So an array that cannot be used, and any
+    other error in the block `with Marshal() as marshal:`, which holds everything that the call does with its arguments,
+    makes the library refuse `marshal.call(...)`. All ranks raise the same error, which tells the reason; it is its cause
+    here.
     """
 
-    __slots__ = ("is_refused", "keep", "refusal", "stream")
+    __slots__ = ("is_refused", "keep", "name", "refusal", "stream")
 
     def __init__(self, stream: int = 0):
         self.keep: List[Any] = []
         self.refusal: Optional[Exception] = None
         self.is_refused = False  # True: the call is refused regardless of its arguments
+        self.name = ""  # of the argument that caused it
         self.stream = stream
 
     def __enter__(self) -> "Marshal":
@@ -333,13 +335,25 @@ class Marshal:
         """Calls a collective function of the library on this rank. Raises its failure."""
         try:
             if self.is_refused:
-                lib.refuse_next_call(refusal_text(self.refusal))
+                lib.refuse_next_call(self._text())
             status = function(*args)
         finally:
             if self.is_refused:
                 lib.refuse_next_call(None)  # still pending if the call was interrupted, or its own handle is invalid
         if status:
             fail(rank, self.refusal)
+        if caught:
+            raise_caught()
+
+    def call_alone(self, function: Any, *args: Any) -> None:
+        """Calls a function of the library that is not collective. Raises its failure."""
+        if self.refusal is not None:
+            raise Error(self._text().decode(errors="replace"), ErrorCode.INVALID_ARGUMENT) from self.refusal
+        if function(*args):
+            fail()
+
+    def _text(self) -> bytes:
+        return named_refusal(self.name, self.refusal)
 
     def put(self, struct_: ctypes.Structure, offset: int, value: Any) -> None:
         """Sets the input at this offset; None: no input."""
@@ -372,8 +386,26 @@ class Marshal:
 
     def _refuse(self, struct_: ctypes.Structure, offset: int, error: Exception) -> None:
         """The array at this offset cannot be used."""
-        self.refusal = self.refusal or error
+        if not self.is_refused:
+            self.refusal, self.is_refused, self.name = error, True, _name_at(type(struct_), offset)
         _LAYOUT.pack_into(struct_, offset, *_REFUSED)
+
+
+def named_refusal(name: str, error: Optional[Exception]) -> bytes:
+    """What all ranks are told of an argument."""
+    return (f"{name}: ".encode() if name else b"") + refusal_text(error)
+
+
+def _name_at(kind: Any, offset: int) -> str:
+    """The field of a struct that holds a tensor, such as "weights.experts.w1"; of an array of tensors its index."""
+    if not hasattr(kind, "_fields_"):
+        return f"array {offset // ctypes.sizeof(CTensor)}"
+    for name, inner, *_ in kind._fields_:
+        first = getattr(kind, name).offset
+        if first <= offset < first + ctypes.sizeof(inner):
+            has_more = inner not in (CTensor, COutput) and hasattr(inner, "_fields_")
+            return f"{name}.{_name_at(inner, offset - first)}" if has_more else name
+    return ""
 
 
 # ---- Out ----

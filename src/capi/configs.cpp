@@ -3,7 +3,7 @@
 #include <string>
 
 #include "capi/tensors.hpp"
-#include "comm/agreed_failure.hpp"
+#include "comm/failure.hpp"
 #include "core/check.hpp"
 
 namespace crossdock::capi {
@@ -25,6 +25,8 @@ static_assert(static_cast<int>(Activation::kGeglu) == CROSSDOCK_GEGLU);
 static_assert(static_cast<int>(Activation::kGelu) == CROSSDOCK_GELU);
 static_assert(static_cast<int>(Activation::kGeluTanh) == CROSSDOCK_GELU_TANH);
 static_assert(static_cast<int>(Activation::kSquaredRelu) == CROSSDOCK_SQUARED_RELU);
+static_assert(static_cast<int>(Activation::kGegluTanh) == CROSSDOCK_GEGLU_TANH);
+static_assert(static_cast<int>(Activation::kLimitedSwiglu) == CROSSDOCK_LIMITED_SWIGLU);
 static_assert(static_cast<int>(WeightsIn::kCombine) == CROSSDOCK_WEIGHTS_IN_COMBINE);
 static_assert(static_cast<int>(WeightsIn::kExperts) == CROSSDOCK_WEIGHTS_IN_EXPERTS);
 static_assert(static_cast<int>(Score::kSoftmax) == CROSSDOCK_SOFTMAX);
@@ -100,7 +102,8 @@ ExpertsConfig to_config(const crossdock_experts_config& given, std::optional<Err
                        .inner = given.inner,
                        .interleaved = given.interleaved != 0,
                        .limit = or_default(given.limit, 7.0),
-                       .recompute = given.recompute != 0};
+                       .recompute = given.recompute != 0,
+                       .transposed = given.transposed != 0};
   set_enum("activation", given.activation, kNumActivations, config.activation, refusal);
   set_enum("weights_in", given.weights_in, 2, config.weights_in, refusal);
   refuse_unless(refusal, [&] { config.dtype = to_dtype("crossdock_experts_config", given.dtype); });

@@ -5,11 +5,9 @@
 #include <string>
 #include <utility>
 
-#include "capi/collective.hpp"
 #include "capi/configs.hpp"
 #include "capi/handles.hpp"
 #include "capi/status.hpp"
-#include "capi/structs.hpp"
 #include "capi/tensors.hpp"
 
 namespace crossdock::capi {

@@ -3,7 +3,6 @@
 #include "capi/configs.hpp"
 #include "capi/handles.hpp"
 #include "capi/status.hpp"
-#include "capi/structs.hpp"
 #include "capi/tensors.hpp"
 
 using namespace crossdock;

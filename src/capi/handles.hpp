@@ -1,19 +1,81 @@
 #pragma once
 
 #include <atomic>
+#include <concepts>
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
 
-#include "capi/handle.hpp"
+#include "core/check.hpp"
+#include "core/process.hpp"
 #include "crossdock/crossdock.h"
 #include "crossdock/crossdock.hpp"
 
-// The objects behind the handles of the C API.
-
 namespace crossdock::capi {
+
+/// Base of the objects behind the C API's handles. Recognises pointers to other objects and objects
+/// of a parent process: callers in untyped languages confuse handles, and forked children destroy
+/// handles they inherited.
+template <typename Object>
+class Handle {
+ public:
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+
+  bool is_of_this_kind() const { return kind_ == &kind_of_object; }
+  bool is_of_parent() const { return generation_ != fork_generation(); }
+
+ protected:
+  Handle() = default;
+  ~Handle() { kind_ = nullptr; }
+
+ private:
+  inline static char kind_of_object = 0;  // its address identifies the type
+
+  const void* volatile kind_ = &kind_of_object;  // volatile: the destructor's store is not removed
+  const uint64_t generation_ = fork_generation();
+};
+
+template <typename Object>
+concept HandleObject =
+    std::derived_from<std::remove_const_t<Object>, Handle<std::remove_const_t<Object>>>;
+
+/// The object behind a handle. Throws if there is none that this process can use.
+template <HandleObject Object>
+Object& handle(const char* name, Object* given) {
+  CROSSDOCK_CHECK(given != nullptr, name, " must not be NULL");
+  CROSSDOCK_CHECK(given->is_of_this_kind(), name,
+                  " must be a handle of its own type that has not been destroyed");
+  if (given->is_of_parent()) {
+    throw Error(ErrorCode::kUnsupported,
+                concat(name, " belongs to the parent process; a forked child cannot use it"));
+  }
+  return *given;
+}
+
+template <HandleObject Object>
+bool is_usable(const Object* given) {
+  return given != nullptr && given->is_of_this_kind() && !given->is_of_parent();
+}
+
+/// Destroys the object behind a handle, unless this process must not touch it.
+template <HandleObject Object>
+void destroy(Object* given) noexcept {
+  if (is_usable(given)) delete given;
+}
+
+/// The object behind a pointer that must not be null.
+template <typename Value>
+Value& pointee(const char* name, Value* given) {
+  CROSSDOCK_CHECK(given != nullptr, name, " must not be NULL");
+  return *given;
+}
+
+// The objects behind the handles of the C API.
 
 /// A group and the objects made with it share ownership of the group, so handles may be destroyed
 /// in any order.

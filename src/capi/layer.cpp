@@ -7,11 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "capi/collective.hpp"
 #include "capi/configs.hpp"
 #include "capi/handles.hpp"
 #include "capi/status.hpp"
-#include "capi/structs.hpp"
 #include "capi/tensors.hpp"
 
 namespace crossdock::capi {
@@ -276,6 +274,28 @@ crossdock_status crossdock_layer_saved_dropped(const crossdock_layer_saved* save
   return guarded([&] {
     const std::vector<int64_t> counts = handle("saved", saved).decision_on_host().dropped;
     std::copy(counts.begin(), counts.end(), &pointee("dropped", dropped));
+  });
+}
+
+crossdock_status crossdock_layer_saved_report(const crossdock_layer_saved* saved,
+                                              crossdock_layer_report* report) {
+  return guarded([&] {
+    const MoeDecision& decision = handle("saved", saved).saved.decision;
+    const Routing routed = decision.router->routing();
+    const Segments segments = decision.plan.segments();
+    const auto vector = [&](const int64_t* values, int64_t size) {
+      return capi::from_view(ConstTensorView(values, {size}, segments.device));
+    };
+    const ConstTensorView& counts = decision.device_load.device_counts.view;
+    const auto* const load =
+        counts.given() ? static_cast<const int64_t*>(counts.data) : decision.load.data();
+    capi::write_struct("crossdock_layer_report", report,
+                       {.struct_size = sizeof(crossdock_layer_report),
+                        .expert_ids = capi::from_view(routed.expert_ids),
+                        .weights = capi::from_view(routed.weights),
+                        .kept_weights = capi::from_view(decision.plan.weights()),
+                        .load = vector(load, decision.router->E),
+                        .rows_per_expert = vector(segments.counts, segments.num_segments)});
   });
 }
 

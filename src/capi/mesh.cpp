@@ -1,10 +1,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "capi/collective.hpp"
+#include "capi/configs.hpp"
 #include "capi/handles.hpp"
 #include "capi/status.hpp"
-#include "capi/structs.hpp"
 #include "capi/tensors.hpp"
 #include "comm/failure.hpp"
 

@@ -7,11 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "capi/collective.hpp"
 #include "capi/configs.hpp"
 #include "capi/handles.hpp"
 #include "capi/status.hpp"
-#include "capi/structs.hpp"
 #include "capi/tensors.hpp"
 #include "core/tensor_check.hpp"
 

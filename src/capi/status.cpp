@@ -1,12 +1,67 @@
 #include "capi/status.hpp"
 
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
 #include <new>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 
-#include "capi/structs.hpp"
+#include "capi/configs.hpp"
+#include "core/process.hpp"
+#include "crossdock/crossdock.h"
 #include "crossdock/crossdock.hpp"
+
+namespace crossdock::capi {
+namespace {
+
+struct Calls {
+  std::atomic<int64_t> num_running = 0;
+  std::atomic<std::thread::id> ended_by{};  // the default: nobody
+};
+
+constinit PerProcess<Calls> all_calls;
+
+}  // namespace
+
+RunningCall::RunningCall() noexcept {
+  Calls& calls = all_calls.get();
+  ++calls.num_running;  // first: end_calls looks at the two in the opposite order
+  const std::thread::id ended_by = calls.ended_by;
+  if (ended_by == std::thread::id() || ended_by == std::this_thread::get_id()) return;
+  --calls.num_running;
+  hold_thread();
+}
+
+RunningCall::~RunningCall() {
+  --all_calls.get().num_running;
+}
+
+bool have_calls_ended() noexcept {
+  return all_calls.get().ended_by.load() != std::thread::id();
+}
+
+void hold_thread() noexcept {
+  while (true) pause();
+}
+
+}  // namespace crossdock::capi
+
+int32_t crossdock_end_calls(double seconds) {
+  using std::chrono::steady_clock;
+  using namespace crossdock::capi;
+  Calls& calls = all_calls.get();
+  calls.ended_by = std::this_thread::get_id();
+  const auto deadline = steady_clock::now() + std::chrono::duration<double>(seconds);
+  while (calls.num_running > 0) {
+    if (steady_clock::now() >= deadline) return 0;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return 1;
+}
 
 namespace crossdock::capi {
 namespace {
@@ -33,6 +88,7 @@ static_assert(1 + static_cast<int>(ErrorCode::kTimeout) == CROSSDOCK_TIMEOUT);
 static_assert(1 + static_cast<int>(ErrorCode::kCommunication) == CROSSDOCK_COMMUNICATION);
 static_assert(1 + static_cast<int>(ErrorCode::kCuda) == CROSSDOCK_CUDA_FAILURE);
 static_assert(1 + static_cast<int>(ErrorCode::kInternal) == CROSSDOCK_INTERNAL);
+static_assert(1 + static_cast<int>(ErrorCode::kOutOfMemory) == CROSSDOCK_OUT_OF_MEMORY);
 
 // A text that cannot be copied is replaced by one that is short enough to need no allocation.
 crossdock_status keep(crossdock_status status, const char* text, const ErrorContext& context) {
@@ -63,7 +119,7 @@ crossdock_status keep_failure() noexcept {
 }
 
 ErrorCode code_of(crossdock_status status) {
-  const bool is_failure = status >= CROSSDOCK_PEER_FAILED && status <= CROSSDOCK_INTERNAL;
+  const bool is_failure = status >= CROSSDOCK_PEER_FAILED && status <= CROSSDOCK_OUT_OF_MEMORY;
   return is_failure ? static_cast<ErrorCode>(status - 1) : ErrorCode::kCommunication;
 }
 
@@ -95,8 +151,7 @@ crossdock_status crossdock_last_error_info(crossdock_error_info* info) {
 
 const char* crossdock_status_name(crossdock_status status) {
   if (status == CROSSDOCK_OK) return "ok";
-  if (status == CROSSDOCK_OUT_OF_MEMORY) return "out of memory";
-  const bool is_code = status >= CROSSDOCK_INVALID_ARGUMENT && status <= CROSSDOCK_INTERNAL;
+  const bool is_code = status >= CROSSDOCK_INVALID_ARGUMENT && status <= CROSSDOCK_OUT_OF_MEMORY;
   return is_code ? name_of(static_cast<ErrorCode>(status - 1)) : "unknown";
 }
 

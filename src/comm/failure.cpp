@@ -1,9 +1,11 @@
 #include "comm/failure.hpp"
 
+#include <exception>
 #include <mutex>
+#include <new>
 #include <set>
 
-#include "comm/deadlines.hpp"
+#include "comm/waiting.hpp"
 #include "core/check.hpp"
 
 namespace crossdock::comm {
@@ -67,3 +69,21 @@ const char* interned(std::string_view name) {
 }
 
 }  // namespace crossdock::comm
+
+namespace crossdock {
+
+Error current_error() {
+  try {
+    throw;
+  } catch (const Error& error) {
+    return error;
+  } catch (const std::bad_alloc&) {
+    return {ErrorCode::kOutOfMemory, "not enough memory"};
+  } catch (const std::exception& error) {
+    return {ErrorCode::kInternal, error.what()};
+  } catch (...) {
+    return {ErrorCode::kInternal, "an exception of unknown type"};
+  }
+}
+
+}  // namespace crossdock

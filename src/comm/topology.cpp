@@ -1,7 +1,10 @@
+#include <algorithm>
 #include <map>
 
 #include "core/check.hpp"
+#include "crossdock/cuda.hpp"
 #include "crossdock/extend/communicator.hpp"
+#include "crossdock/group.hpp"
 
 namespace crossdock {
 
@@ -41,6 +44,14 @@ std::vector<int> Topology::ranks_of_node(int node) const {
     if (node_of_rank[rank] == node) ranks.push_back(static_cast<int>(rank));
   }
   return ranks;
+}
+
+int cuda_device_of(Group& group) {
+  const int num_devices = std::max(1, cuda_device_count());
+  if (group.communicator().shares_address_space()) return group.rank() % num_devices;
+  const std::vector<int>& nodes = group.topology().node_of_rank;
+  const auto own = nodes.begin() + group.rank();
+  return static_cast<int>(std::count(nodes.begin(), own, *own)) % num_devices;
 }
 
 }  // namespace crossdock

@@ -7,13 +7,13 @@
 #include <utility>
 #include <vector>
 
-#include "comm/agreed_failure.hpp"
+#include "comm/failure.hpp"
 #include "core/check.hpp"
 #include "crossdock/cuda.hpp"
 #include "crossdock/planner.hpp"
-#include "dispatch/device_path.hpp"
 #include "dispatch/host/host_path.hpp"
-#include "plan/config_check.hpp"
+#include "dispatch/path.hpp"
+#include "plan/plan_builder.hpp"
 
 namespace crossdock {
 namespace {
@@ -76,6 +76,8 @@ struct PendingWork {
   Plan plan;
   std::vector<std::shared_ptr<const void>> owners;  // of the tensors
   std::shared_ptr<const void> done{};               // null: the call is done
+  std::vector<PendingChunk> chunks{};               // of a dispatch
+  size_t next_chunk = 0;
 };
 
 struct Dispatcher::Impl {
@@ -90,10 +92,18 @@ struct Dispatcher::Impl {
   // Agrees on the ranks' GPUs, once. Collective.
   void learn_gpus(Device device) {
     if (knows_gpus || context.group.size() == 1) return;
-    const GpuRelation relation = agree_on_gpus(context, device);
-    context.gpus_reach_each_other = relation.reach_each_other;
-    context.spans_gpus = relation.are_several;
-    context.ranks_share_gpus = relation.are_shared;
+    if constexpr (CROSSDOCK_HAS_CUDA) {
+      const GpuRelation relation = agree_on_gpus(context, device);
+      context.gpus_reach_each_other = relation.reach_each_other;
+      context.spans_gpus = relation.are_several;
+      context.ranks_share_gpus = relation.are_shared;
+      context.group.log(
+          LogLevel::kInfo,
+          concat(relation.are_shared ? "some ranks share a GPU" : "every rank has its own GPU",
+                 relation.reach_each_other ? "; GPUs reach each other's memory"
+                                           : "; not all GPUs reach each other's memory"));
+      context.group.log(LogLevel::kDebug, concat("GPU ", device.index));
+    }
     knows_gpus = true;
   }
 
@@ -119,7 +129,9 @@ struct Dispatcher::Impl {
       PathContext shared = context;
       shared.calls_wait = context.strategy->device_for_host_tensors().has_value();
       std::unique_ptr<Path> made = context.strategy->make_device_path(shared, device);
-      if (shared.calls_wait) {
+      if constexpr (!CROSSDOCK_HAS_CUDA) {
+        if (shared.calls_wait) throw no_cuda_error();
+      } else if (shared.calls_wait) {
         made = make_host_tensors_path(std::move(made), context.group, device);
       }
       made->set_options(context.options);
@@ -182,8 +194,10 @@ Dispatcher::Dispatcher(Group& group, DispatchConfig config, std::string_view str
     : impl_(std::make_unique<Impl>(make_context(
           group, std::move(config),
           [&](const DispatchConfig& checked) {
-            return candidates.make(
-                resolve_strategy(strategy_name, checked, group.topology(), candidates));
+            const StrategyChoice choice =
+                resolve_strategy(strategy_name, checked, group.topology(), candidates);
+            group.log(LogLevel::kInfo, concat("strategy ", choice.name, ": ", choice.reason));
+            return candidates.make(choice.name);
           },
           candidates_text(strategy_name, candidates)))) {}
 
@@ -288,10 +302,10 @@ Pending<DispatchResult> Dispatcher::begin_dispatch(const Plan& plan, const Dispa
   pending.result_ = impl_->path_of(plan).dispatch(plan, args, &begun);
   impl_->keep(pending, plan, begun,
               {args.x, args.scales, args.rows, args.row_scales, args.row_weights});
-  pending.chunks_ = std::move(begun.chunks);
-  if (pending.chunks_.empty()) {
-    pending.chunks_.push_back(
-        {.experts = {0, plan.num_local_experts()}, .done = pending.work_->done});
+  PendingWork& work = *pending.work_;
+  work.chunks = std::move(begun.chunks);
+  if (work.chunks.empty()) {
+    work.chunks.push_back({.experts = {0, plan.num_local_experts()}, .done = work.done});
   }
   return pending;
 }
@@ -307,9 +321,10 @@ Pending<OwnedTensor> Dispatcher::begin_combine(const Plan& plan, ConstTensorView
 }
 
 std::optional<DispatchChunk> Dispatcher::next_chunk(Pending<DispatchResult>& pending) {
-  if (pending.next_chunk_ == pending.chunks_.size()) return std::nullopt;
-  const PendingChunk& chunk = pending.chunks_[pending.next_chunk_++];
-  if (chunk.done) pending.work_->wait_for(chunk.done);
+  PendingWork* const work = pending.work_.get();
+  if (work == nullptr || work->next_chunk == work->chunks.size()) return std::nullopt;
+  const PendingChunk& chunk = work->chunks[work->next_chunk++];
+  if (chunk.done) work->wait_for(chunk.done);
   return chunk.experts;
 }
 

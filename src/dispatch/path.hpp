@@ -28,6 +28,12 @@ struct PathContext {
 /// Throws Error(kInvalidArgument) unless a path with this context made the plan.
 void check_plan(const PathContext& context, const Plan& plan);
 
+/// A chunk of a pending dispatch.
+struct PendingChunk {
+  DispatchChunk experts;
+  std::shared_ptr<const void> done;  // next_chunk waits for it; null: the rows have arrived
+};
+
 /// What a begun call leaves for finish and next_chunk.
 struct Begun {
   std::shared_ptr<const void> done{};  // a marker for Path::finish; null: the call is complete
@@ -73,5 +79,25 @@ class Path {
   /// Waits until the queued work is done, at most as long as the deadlines allow.
   virtual void await() = 0;
 };
+
+/// How the ranks' GPUs relate to each other.
+struct GpuRelation {
+  bool reach_each_other = true;  // within every node, GPUs reach each other's memory
+  bool are_several = false;
+  bool are_shared = false;  // some ranks of a node use the same GPU
+};
+
+/// Collective; called before a path is made. The result is the same on all ranks. `device` is this
+/// rank's. If a rank refuses its device or has an invalid configuration, all ranks throw the same
+/// error.
+GpuRelation agree_on_gpus(const PathContext& context, Device device);
+
+/// Wraps a path on a GPU: every call copies its host tensors to the GPU, and the results back.
+std::unique_ptr<Path> make_host_tensors_path(std::unique_ptr<Path> path, Group& group,
+                                             Device device);
+
+/// Builds without CUDA throw it instead of calling the functions above and those of strategies that
+/// make a path on a GPU.
+Error no_cuda_error();
 
 }  // namespace crossdock

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "core/check.hpp"
-#include "core/sizes.hpp"
 #include "core/tensor_check.hpp"
+#include "core/tensor_memory.hpp"
 #include "core/text.hpp"
 #include "experts/backend.hpp"
 
@@ -21,6 +21,7 @@ std::string describe(const ExpertsConfig& config) {
   return concat("num_local_experts=", config.num_local_experts, ";width=", config.width,
                 ";inner=", config.inner, ";activation=", name_of(config.activation),
                 ";interleaved=", config.interleaved, ";limit=", config.limit,
+                ";transposed=", config.transposed,
                 ";weights_in=", static_cast<int>(config.weights_in),
                 ";dtype=", name_of(config.dtype));
 }
@@ -37,8 +38,9 @@ ExpertsConfig checked(const ExpertsConfig& config) {
   CROSSDOCK_CHECK(!config.interleaved || is_gated(config.activation),
                   "interleaved needs an activation with a gate; ", name_of(config.activation),
                   " has none");
-  CROSSDOCK_CHECK(config.activation != Activation::kClampedSwiglu || config.limit > 0.0,
-                  "limit must be positive, got ", config.limit);
+  const bool has_limit = config.activation == Activation::kClampedSwiglu ||
+                         config.activation == Activation::kLimitedSwiglu;
+  CROSSDOCK_CHECK(!has_limit || config.limit > 0.0, "limit must be positive, got ", config.limit);
   return config;
 }
 
@@ -51,8 +53,12 @@ void check_supported(DType dtype, Device device) {
                      is_fp8 ? "; convert the rows with fp8_to_bf16" : ""));
 }
 
-void check_supported(const ConstTensorView& rows) {
+void check_supported(const ExpertsConfig& config, const ConstTensorView& rows) {
   check_supported(rows.dtype, rows.device);
+  if (!config.transposed || rows.device.is_cpu()) return;
+  throw Error(ErrorCode::kUnsupported,
+              "transposed weights are supported in host memory only; on a GPU pass contiguous "
+              "w1 [E_local, 2F or F, D] and w2 [E_local, D, F] to experts without `transposed`");
 }
 
 void check_free_sms(int free_sms) {
@@ -140,10 +146,13 @@ void check_parameters(const ExpertsConfig& config, const Views& views, const std
   };
   const int64_t E_local = config.num_local_experts;
   const int64_t hidden = config.hidden_width();
-  if (!all_optional || views.w1.given()) check("w1", views.w1, {E_local, hidden, config.width});
-  if (!all_optional || views.w2.given()) {
-    check("w2", views.w2, {E_local, config.width, config.inner});
-  }
+  const auto check_matrix = [&](const char* name, const auto& view, int64_t rows, int64_t columns) {
+    if (all_optional && !view.given()) return;
+    check(name, view,
+          config.transposed ? Shape{E_local, columns, rows} : Shape{E_local, rows, columns});
+  };
+  check_matrix("w1", views.w1, hidden, config.width);
+  check_matrix("w2", views.w2, config.width, config.inner);
   if (views.b1.given()) check("b1", views.b1, {E_local, hidden});
   if (views.b2.given()) check("b2", views.b2, {E_local, config.width});
 }
@@ -225,7 +234,7 @@ void Experts::prepare(Device device, Stream stream) const {
 }
 
 void Experts::check(const ExpertsForwardArgs& args) const {
-  check_supported(args.rows);
+  check_supported(config_, args.rows);
   check_free_sms(args.free_sms);
   const RowChecks tensors(config_, args.rows);
   tensors.check_rows("rows", args.rows);
@@ -258,7 +267,7 @@ ExpertsSaved Experts::forward(const ExpertsForwardArgs& args) const {
 }
 
 void Experts::check(const ExpertsBackwardDxArgs& args) const {
-  check_supported(args.grad_y);
+  check_supported(config_, args.grad_y);
   check_free_sms(args.free_sms);
   const RowChecks tensors(config_, args.grad_y);
   tensors.check_rows("grad_y", args.grad_y);
@@ -305,7 +314,7 @@ void Experts::backward_dx(const ExpertsBackwardDxArgs& args) const {
 }
 
 void Experts::backward_dw(const ExpertsBackwardDwArgs& args) const {
-  check_supported(args.grad_y);
+  check_supported(config_, args.grad_y);
   const RowChecks tensors(config_, args.grad_y);
   tensors.check_rows("grad_y", args.grad_y);
   tensors.check_rows("rows", args.rows);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "core/tensor_memory.hpp"
 
@@ -79,7 +80,7 @@ void GroupedMlp<T>::compute_hidden(const ExpertWeights& weights, const ConstTens
   std::vector<GemmProblem> problems;
   for (int64_t e = 0; e < segments.num_segments; ++e) {
     problems.push_back({.a = by_rows(pointer<T>(rows) + segments.starts[e] * D_, D_),
-                        .b = by_rows(pointer<T>(weights.w1) + e * H_ * D_, D_),
+                        .b = matrix(weights.w1, e, H_, D_),
                         .M = segments.counts[e],
                         .N = H_,
                         .K = D_});
@@ -137,7 +138,7 @@ void GroupedMlp<T>::forward(const ExpertsForwardArgs& args, ExpertsSaved& saved)
   std::vector<GemmProblem> problems;
   for (int64_t e = 0; e < segments.num_segments; ++e) {
     problems.push_back({.a = by_rows(pointer<Sum>(activated) + segments.starts[e] * F_, F_),
-                        .b = by_rows(pointer<T>(args.weights.w2) + e * D_ * F_, F_),
+                        .b = matrix(args.weights.w2, e, D_, F_),
                         .M = segments.counts[e],
                         .N = D_,
                         .K = F_});
@@ -176,7 +177,7 @@ Buffer GroupedMlp<T>::multiply_by_w2(const ExpertsBackwardDxArgs& args) {
   std::vector<GemmProblem> problems;
   for (int64_t e = 0; e < segments.num_segments; ++e) {
     problems.push_back({.a = by_rows(pointer<T>(args.grad_y) + segments.starts[e] * D_, D_),
-                        .b = by_columns(pointer<T>(args.weights.w2) + e * D_ * F_, F_),
+                        .b = transpose(args.weights.w2, e, D_, F_),
                         .M = segments.counts[e],
                         .N = F_,
                         .K = D_});
@@ -238,7 +239,7 @@ void GroupedMlp<T>::write_grad_rows(const ExpertsBackwardDxArgs& args, const T* 
   std::vector<GemmProblem> problems;
   for (int64_t e = 0; e < segments.num_segments; ++e) {
     problems.push_back({.a = by_rows(grad_hidden + segments.starts[e] * H_, H_),
-                        .b = by_columns(pointer<T>(args.weights.w1) + e * H_ * D_, D_),
+                        .b = transpose(args.weights.w1, e, H_, D_),
                         .M = segments.counts[e],
                         .N = D_,
                         .K = H_});
@@ -275,11 +276,16 @@ void GroupedMlp<T>::backward_dx(const ExpertsBackwardDxArgs& args) {
   write_grad_rows(args, pointer<T>(args.saved->grad_hidden));
 }
 
-// grad[e] (+)= sum over the rows r of expert e of left[r] outer right[r].
+// grad[e] (+)= sum over the rows r of expert e of left[r] outer right[r]; transposed if the experts
+// are.
 template <typename T>
 void GroupedMlp<T>::sum_products(const Segments& segments, const T* left, int64_t left_width,
                                  const T* right, int64_t right_width, bool accumulate,
                                  const TensorView& grad) {
+  if (config_.transposed) {
+    std::swap(left, right);
+    std::swap(left_width, right_width);
+  }
   std::vector<GemmProblem> problems;
   for (int64_t e = 0; e < segments.num_segments; ++e) {
     const bool is_untouched = accumulate && segments.counts[e] == 0;

@@ -5,7 +5,7 @@
 #include "experts/backend.hpp"
 #include "ops/activation.hpp"
 #include "ops/convert.hpp"
-#include "ops/grouped_gemm.hpp"
+#include "ops/gemm.hpp"
 
 namespace crossdock::experts {
 
@@ -47,6 +47,20 @@ class GroupedMlp final : public Backend {
   template <typename U>
   static ops::GemmOperand by_columns(const U* data, int64_t width) {
     return {data, DTypeOf<U>::value, 1, width};
+  }
+
+  // One expert's matrix, weights[row, column], as an operand; stored as [columns, rows] if the
+  // experts are transposed.
+  ops::GemmOperand matrix(const ConstTensorView& weights, int64_t expert, int64_t rows,
+                          int64_t columns) const {
+    const T* data = pointer<T>(weights) + expert * rows * columns;
+    return config_.transposed ? by_columns(data, rows) : by_rows(data, columns);
+  }
+  // Its transpose.
+  ops::GemmOperand transpose(const ConstTensorView& weights, int64_t expert, int64_t rows,
+                             int64_t columns) const {
+    const T* data = pointer<T>(weights) + expert * rows * columns;
+    return config_.transposed ? by_rows(data, rows) : by_columns(data, columns);
   }
 
   // Calls work(rows) with result rows of type T, or of type Sum if the caller wants them unrounded.

@@ -4,9 +4,9 @@
 #include <utility>
 #include <vector>
 
-#include "comm/agreed_failure.hpp"
-#include "comm/agreed_items.hpp"
-#include "layer/token_identity.hpp"
+#include "comm/agreement/items.hpp"
+#include "comm/failure.hpp"
+#include "layer/route_counts.hpp"
 #include "router/backend.hpp"
 
 namespace crossdock {
@@ -56,7 +56,7 @@ void DeviceCounts::agree(Dispatcher& dispatcher, const ForwardCall& call,
                           .refusal = as_refusal(failed)};
   try {
     if (compares) {
-      meet(group_, proposal, sample);
+      compare_samples(group_, proposal, sample);
     } else {
       dispatcher.agree(proposal, args.x.device);
     }
@@ -64,12 +64,12 @@ void DeviceCounts::agree(Dispatcher& dispatcher, const ForwardCall& call,
     counts_.refuse_in_other_groups(args, error);
     throw;
   }
-  meet_in_other_groups(args, sample);
+  compare_in_other_groups(args, sample);
   has_compared_ = has_compared_ || (compares && !is_capture);
 }
 
 // The ranks of a group agree, and compare their samples.
-void DeviceCounts::meet(Group& group, Proposal proposal, const Sample& sample) const {
+void DeviceCounts::compare_samples(Group& group, Proposal proposal, const Sample& sample) const {
   proposal.body = body_of(sample.value);
   const std::vector<uint64_t> samples = items_of<uint64_t>(group.agree(proposal));
   refuse_equal_tokens(group, samples, sample.tokens);
@@ -77,16 +77,16 @@ void DeviceCounts::meet(Group& group, Proposal proposal, const Sample& sample) c
 
 // The ranks of the layer's group may be in different other groups: a rank that is refused in one
 // tells all of them.
-void DeviceCounts::meet_in_other_groups(const MoeForwardArgs& args, const Sample& sample) const {
+void DeviceCounts::compare_in_other_groups(const MoeForwardArgs& args, const Sample& sample) const {
   if (counts_.other_groups().empty()) return;
   std::optional<Error> refusal;
   for (Group* other : counts_.other_groups()) {
     const std::optional<Error> failed = refusal_of([&] {
-      meet(*other,
-           {.operation = "count",
-            .config = counts_.counts_text(*other, args),
-            .refusal = as_refusal(refusal)},
-           sample);
+      compare_samples(*other,
+                      {.operation = "count",
+                       .config = counts_.counts_text(*other, args),
+                       .refusal = as_refusal(refusal)},
+                      sample);
     });
     if (!refusal) refusal = failed;
   }

@@ -86,8 +86,8 @@ class DeviceCounts {
   };
 
   bool counts(BalanceScope scope) const { return config_.router.counts(scope); }
-  void meet(Group& group, Proposal proposal, const Sample& sample) const;
-  void meet_in_other_groups(const MoeForwardArgs& args, const Sample& sample) const;
+  void compare_samples(Group& group, Proposal proposal, const Sample& sample) const;
+  void compare_in_other_groups(const MoeForwardArgs& args, const Sample& sample) const;
   RouterStatistics sum_over(Group& group, const RouterStatistics& own);
   OwnedTensor sum(const ConstTensorView& counts, int64_t num_sequences);
   DeviceGather& gather_of(Group& group, int64_t num_counts);

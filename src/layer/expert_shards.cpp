@@ -17,6 +17,7 @@ namespace {
 constexpr int64_t kMostExperts = int64_t{1} << 20;  // more are assumed to be a mistake
 
 void check_shard(const ExpertsConfig& whole, const ExpertShard& shard) {
+  CROSSDOCK_CHECK(!whole.transposed, "sharded experts must not be transposed");
   CROSSDOCK_CHECK(shard.etp >= 1 && shard.etp <= whole.inner, "etp must be from 1 to F (",
                   whole.inner, "), so that each shard has a column; got ", shard.etp);
   CROSSDOCK_CHECK(shard.index >= 0 && shard.index < shard.etp, "index of a shard must be in [0, ",

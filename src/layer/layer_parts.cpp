@@ -3,9 +3,9 @@
 #include <span>
 #include <utility>
 
-#include "comm/agreed_failure.hpp"
+#include "comm/failure.hpp"
 #include "core/check.hpp"
-#include "experts/partial_rows.hpp"
+#include "experts/shared_experts.hpp"
 #include "layer/device_memory.hpp"
 
 namespace crossdock {

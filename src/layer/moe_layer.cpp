@@ -4,12 +4,10 @@
 #include <optional>
 #include <utility>
 
-#include "comm/agreed_failure.hpp"
+#include "comm/failure.hpp"
 #include "core/check.hpp"
-#include "layer/check_args.hpp"
 #include "layer/device_counts.hpp"
-#include "layer/flat_args.hpp"
-#include "layer/layer_config.hpp"
+#include "layer/layer_args.hpp"
 #include "layer/layer_parts.hpp"
 #include "layer/overlap.hpp"
 #include "layer/replicated_tokens.hpp"

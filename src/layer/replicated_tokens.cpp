@@ -5,11 +5,11 @@
 #include <cstring>
 #include <numeric>
 
-#include "comm/agreed_failure.hpp"
-#include "comm/agreed_items.hpp"
+#include "comm/agreement/items.hpp"
+#include "comm/failure.hpp"
 #include "core/check.hpp"
 #include "core/tensor_check.hpp"
-#include "layer/token_identity.hpp"
+#include "layer/route_counts.hpp"
 
 namespace crossdock {
 namespace {

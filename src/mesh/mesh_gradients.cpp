@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/agreed_failure.hpp"
-#include "comm/agreed_items.hpp"
+#include "comm/agreement/items.hpp"
+#include "comm/failure.hpp"
 #include "core/check.hpp"
 #include "core/hash.hpp"
 #include "core/tensor_check.hpp"

@@ -11,7 +11,7 @@ namespace crossdock::ops {
 struct ActivationSpec {
   Activation kind = Activation::kSwiglu;
   bool interleaved = false;
-  double limit = 7.0;  // for clamped_swiglu
+  double limit = 7.0;  // for clamped_swiglu and limited_swiglu
   int64_t F = 0;
 };
 
@@ -19,7 +19,7 @@ struct ActivationSpec {
 template <typename T>
 void activate(const ActivationSpec& spec, const T* h, T* a);
 
-/// One row: grad_a [F] -> grad_h [2F or F], which may be h itself. Where clamped_swiglu clamps, the
+/// One row: grad_a [F] -> grad_h [2F or F], which may be h itself. Where a value is clamped, the
 /// gradient is 0; at the limit itself it passes through.
 template <typename T>
 void activate_backward(const ActivationSpec& spec, const T* h, const T* grad_a, T* grad_h);

@@ -58,6 +58,20 @@ CROSSDOCK_HOST_DEVICE inline Slope<T> squared_relu(T x) {
   return {r * r, T{2} * r};
 }
 
+/// silu, the gate clamped from above.
+template <typename T>
+CROSSDOCK_HOST_DEVICE inline Slope<T> limited_silu(T x, T limit) {
+  const Slope<T> result = silu(x > limit ? limit : x);
+  return {result.value, x > limit ? T{0} : result.derivative};
+}
+
+/// Clamped on both sides.
+template <typename T>
+CROSSDOCK_HOST_DEVICE inline Slope<T> limited_linear(T x, T limit) {
+  const bool is_clamped = x > limit || x < -limit;
+  return {x > limit ? limit : x < -limit ? -limit : x, is_clamped ? T{0} : T{1}};
+}
+
 /// gate * sigmoid(1.702 * gate), the gate clamped from above.
 template <typename T>
 CROSSDOCK_HOST_DEVICE inline Slope<T> clamped_gate(T x, T limit) {
@@ -70,9 +84,8 @@ CROSSDOCK_HOST_DEVICE inline Slope<T> clamped_gate(T x, T limit) {
 /// linear + 1, the linear value clamped on both sides.
 template <typename T>
 CROSSDOCK_HOST_DEVICE inline Slope<T> clamped_linear(T x, T limit) {
-  const bool is_clamped = x > limit || x < -limit;
-  const T clamped = x > limit ? limit : x < -limit ? -limit : x;
-  return {clamped + T{1}, is_clamped ? T{0} : T{1}};
+  const Slope<T> clamped = limited_linear(x, limit);
+  return {clamped.value + T{1}, clamped.derivative};
 }
 
 /// The function of the gate in a gated activation, or of the only value in a plain one.
@@ -82,10 +95,12 @@ CROSSDOCK_HOST_DEVICE inline Slope<T> gate_function(T x, [[maybe_unused]] T limi
     return silu(x);
   } else if constexpr (kKind == Activation::kClampedSwiglu) {
     return clamped_gate(x, limit);
-  } else if constexpr (kKind == Activation::kGeluTanh) {
+  } else if constexpr (kKind == Activation::kGeluTanh || kKind == Activation::kGegluTanh) {
     return gelu_tanh(x);
   } else if constexpr (kKind == Activation::kSquaredRelu) {
     return squared_relu(x);
+  } else if constexpr (kKind == Activation::kLimitedSwiglu) {
+    return limited_silu(x, limit);
   } else {
     static_assert(kKind == Activation::kGeglu || kKind == Activation::kGelu);
     return gelu(x);
@@ -98,6 +113,8 @@ CROSSDOCK_HOST_DEVICE inline Slope<T> linear_function(T x, [[maybe_unused]] T li
   static_assert(is_gated(kKind));
   if constexpr (kKind == Activation::kClampedSwiglu) {
     return clamped_linear(x, limit);
+  } else if constexpr (kKind == Activation::kLimitedSwiglu) {
+    return limited_linear(x, limit);
   } else {
     return {x, T{1}};
   }
@@ -119,6 +136,10 @@ void with_activation(Activation kind, const Use& use) {
       return use(std::integral_constant<Activation, Activation::kGeluTanh>());
     case Activation::kSquaredRelu:
       return use(std::integral_constant<Activation, Activation::kSquaredRelu>());
+    case Activation::kGegluTanh:
+      return use(std::integral_constant<Activation, Activation::kGegluTanh>());
+    case Activation::kLimitedSwiglu:
+      return use(std::integral_constant<Activation, Activation::kLimitedSwiglu>());
   }
 }
 

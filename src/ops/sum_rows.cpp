@@ -5,7 +5,6 @@
 #include <type_traits>
 
 #include "core/check.hpp"
-#include "core/simd.hpp"
 #include "core/stream_copy.hpp"
 #include "ops/convert.hpp"
 #include "ops/copy_rows.hpp"

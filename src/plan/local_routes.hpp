@@ -30,4 +30,15 @@ LocalRoutes read_routes(const DenseRouting& routing, const DispatchConfig& confi
 /// Adds unused slots, for the K that all ranks have agreed on. REQUIRES: K >= routes.K.
 void widen_slots(int64_t K, LocalRoutes& routes, BufferPool& pool);
 
+/// C = ceil((T * K / E) * factor), in double. REQUIRES: config.capacity is set.
+int64_t capacity_rows(const DispatchConfig& config, int64_t num_tokens);
+
+/// Rows of each source in each segment with pad_to_capacity; 0 without it.
+int64_t padded_rows_per_source(const DispatchConfig& config);
+
+/// Drops the routes beyond the capacity, if one is configured: their slots become -1 with weight 0,
+/// and `dropped` counts them. Throws Error(kInvalidArgument) if pad_to_capacity is set and there
+/// are more than max_tokens tokens.
+void drop_beyond_capacity(const DispatchConfig& config, LocalRoutes& routes);
+
 }  // namespace crossdock

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <span>
+#include <string>
 
 #include "crossdock/router.hpp"
 
@@ -44,5 +45,17 @@ void sum_batches_on_device(const SumBatchesArgs& args, Stream stream);
 /// update_expert_bias for a checked fp32 bias and statistics on one GPU.
 void update_bias_on_device(const TensorView& bias, const RouterStatistics& statistics,
                            const BiasUpdate& update, Stream stream);
+
+// Check a router's configuration and arguments, identically for every device. All throw
+// Error(kInvalidArgument).
+
+/// The settings as "key=value;key=value". Routers with equal texts compute the same.
+std::string config_text(const RouterConfig& config);
+
+void check_config(const RouterConfig& config);
+void check_route_args(const RouterConfig& config, const RouteArgs& args);
+/// Refuses the output of a router with a different configuration. `name` is for the message.
+void check_origin(const char* name, const RouterConfig& config, const RouterOutput& output);
+void check_backward_args(const RouterConfig& config, const RouterBackwardArgs& args);
 
 }  // namespace crossdock::router

@@ -1,19 +1,128 @@
-#include "router/router_pass.hpp"
-
 #include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "core/tensor_memory.hpp"
+#include "crossdock/router.hpp"
 #include "ops/convert.hpp"
-#include "ops/grouped_gemm.hpp"
+#include "ops/gemm.hpp"
+#include "router/backend.hpp"
+#include "router/balance_losses.hpp"
 #include "router/choice.hpp"
-#include "router/jitter.hpp"
-#include "router/route_weights.hpp"
 #include "router/scores.hpp"
 
 namespace crossdock::router {
 namespace {
+
+// The weights of one token from its scores and chosen experts, forward and backward. Slots without
+// a route (-1) have weight 0 and are skipped.
+
+/// Weights before scaling: the chosen scores, as they are, normalised or after a softmax over them.
+template <typename T>
+void unscaled_weights(const RouterConfig& config, const T* scores, const int32_t* ids, T* weights) {
+  const int64_t K = config.top_k;
+  T divisor = 1;
+  T largest = 0;
+  if (config.score == Score::kSoftmaxAfterTopK) {
+    bool is_first = true;
+    for (int64_t k = 0; k < K; ++k) {
+      if (ids[k] < 0) continue;
+      largest = is_first ? scores[ids[k]] : std::max(largest, scores[ids[k]]);
+      is_first = false;
+    }
+  }
+  T sum = 0;
+  for (int64_t k = 0; k < K; ++k) {
+    weights[k] = 0;
+    if (ids[k] < 0) continue;
+    const T score = scores[ids[k]];
+    weights[k] = config.score == Score::kSoftmaxAfterTopK ? std::exp(score - largest) : score;
+    sum += weights[k];
+  }
+  if (config.score == Score::kSoftmaxAfterTopK) divisor = sum > T{0} ? sum : T{1};
+  if (config.normalises()) divisor = sum + static_cast<T>(kEpsilon);
+  for (int64_t k = 0; k < K; ++k) weights[k] /= divisor;
+}
+
+template <typename T>
+void route_weights(const RouterConfig& config, const T* scores, const int32_t* ids, T* weights) {
+  unscaled_weights(config, scores, ids, weights);
+  for (int64_t k = 0; k < config.top_k; ++k) weights[k] *= static_cast<T>(config.scaling);
+}
+
+/// grad_scores[ids[k]] += the gradient through route_weights. `weights` [K] is scratch.
+template <typename T>
+void route_weights_backward(const RouterConfig& config, const T* scores, const int32_t* ids,
+                            const T* grad_weights, T* weights, T* grad_scores) {
+  const int64_t K = config.top_k;
+  const T scaling = static_cast<T>(config.scaling);
+  unscaled_weights(config, scores, ids, weights);
+  T sum = 0;
+  T inner = 0;
+  for (int64_t k = 0; k < K; ++k) {
+    if (ids[k] < 0) continue;
+    sum += scores[ids[k]];
+    inner += grad_weights[k] * weights[k];
+  }
+  for (int64_t k = 0; k < K; ++k) {
+    if (ids[k] < 0) continue;
+    T slope = grad_weights[k];
+    if (config.score == Score::kSoftmaxAfterTopK) {
+      slope = weights[k] * (grad_weights[k] - inner);
+    } else if (config.normalises()) {
+      slope = (grad_weights[k] - inner) / (sum + static_cast<T>(kEpsilon));
+    }
+    grad_scores[ids[k]] += scaling * slope;
+  }
+}
+
+/// The backend for host memory. Sums are in T: float or double.
+template <typename T>
+class RouterPass final : public Backend {
+ public:
+  RouterPass(const RouterConfig& config, std::shared_ptr<ThreadPool> pool)
+      : E_(config.num_experts),
+        K_(config.top_k),
+        D_(config.width),
+        config_(config),
+        pool_(std::move(pool)) {}
+
+  RouterOutput route(const RouteArgs& args) override;
+  RouterLosses losses(const RouterOutput& output, const LossCounts& counts, Stream stream) override;
+  void backward(const RouterBackwardArgs& args) override;
+  RouterStatistics sum(const RouterStatistics& a, const RouterStatistics& b,
+                       Stream stream) override;
+
+ private:
+  // Runs body(first, last) over pieces of [0, T) on the pool.
+  void for_each_chunk(int64_t num_tokens, const std::function<void(int64_t, int64_t)>& body);
+
+  void note_tokens(const RouteArgs& args, RouterOutput& output);
+  // Input of the gate [T, D]: x times the jitter, 0 for padding; x itself if neither applies.
+  ConstTensorView seen_by_gate(const ConstTensorView& x, const RouterOutput& output,
+                               bool zero_padding, Buffer& memory);
+  void compute_logits(const RouteArgs& args, RouterOutput& output);
+  void choose_routes(const RouteArgs& args, RouterOutput& output);
+  void count_routes(RouterOutput& output);
+
+  void grad_shares_of(const BalanceLosses& balance, int32_t sequence, T grad_losses,
+                      T* grad_shares);
+  void write_grad_logits(const RouterBackwardArgs& args, T* grad_logits);
+  void write_grad_x(const RouterBackwardArgs& args, const T* grad_logits);
+  void write_grad_gate(const RouterBackwardArgs& args, const T* grad_logits);
+
+  int64_t E_;
+  int64_t K_;
+  int64_t D_;
+  RouterConfig config_;
+  std::shared_ptr<ThreadPool> pool_;
+  BufferPool buffers_;
+};
 
 constexpr int64_t kChunkTokens = 64;
 

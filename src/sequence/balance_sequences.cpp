@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/check.hpp"
-#include "core/sizes.hpp"
+#include "core/tensor_memory.hpp"
 #include "crossdock/mesh.hpp"
 #include "crossdock/sequence.hpp"
 

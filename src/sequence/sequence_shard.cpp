@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/check.hpp"
-#include "core/sizes.hpp"
+#include "core/tensor_memory.hpp"
 #include "crossdock/sequence.hpp"
 
 namespace crossdock {

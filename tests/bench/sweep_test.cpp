@@ -37,6 +37,13 @@ TEST(Sizes, AreNumbersListsAndRanges) {
   EXPECT_THAT(parse({"5:5:x2"}), ElementsAre(5));
 }
 
+TEST(Sizes, TakeLettersAndPowersOfTen) {
+  EXPECT_THAT(parse({"8k", "2K", "1M", "1e6"}), ElementsAre(8192, 2048, 1048576, 1000000));
+  EXPECT_THAT(parse({"1k:4k:x2", "1k:3k:+1k"}), ElementsAre(1024, 2048, 4096, 1024, 2048, 3072));
+  EXPECT_THAT(complaint_about("9999999999G"), HasSubstr("to 1073741824, got 9999999999G"));
+  EXPECT_THAT(complaint_about("1e99"), HasSubstr("to 1073741824, got 1e99"));
+}
+
 TEST(Sizes, MayEndAtTheLargestNumber) {
   constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
   const std::string largest = std::to_string(kLargest);
@@ -48,7 +55,7 @@ TEST(Sizes, MayEndAtTheLargestNumber) {
 
 TEST(Sizes, RefuseWhatIsNoRange) {
   for (const char* entry :
-       {"many", "", "1.5", "1e3", "128:", "128:512", "128:512:", "128:512:2", "128:512:*2",
+       {"many", "", "1.5", "1e-3", "1kk", "128:", "128:512", "128:512:", "128:512:2", "128:512:*2",
         "a:512:x2", "128:b:x2", "128:512:x", "128:512:xx", "128:512:x2:x2", " 128"}) {
     EXPECT_THAT(complaint_about(entry),
                 HasSubstr("--tokens must be a whole number or a range like 128:4096:x2"))

@@ -15,7 +15,7 @@ TEST(CAbi, ExpertsConfig) {
   EXPECT_FIELD(crossdock_experts_config, interleaved, 48);
   EXPECT_FIELD(crossdock_experts_config, weights_in, 52);
   EXPECT_FIELD(crossdock_experts_config, recompute, 56);
-  EXPECT_FIELD(crossdock_experts_config, padding, 60);
+  EXPECT_FIELD(crossdock_experts_config, transposed, 60);
 }
 
 TEST(CAbi, ExpertWeights) {

@@ -44,7 +44,7 @@ TEST(CAbi, WaitNotice) {
 }
 
 TEST(CAbi, GroupConfig) {
-  EXPECT_SIZE(crossdock_group_config, 96);
+  EXPECT_SIZE(crossdock_group_config, 120);
   EXPECT_FIELD(crossdock_group_config, struct_size, 0);
   EXPECT_FIELD(crossdock_group_config, arrival_deadline_s, 8);
   EXPECT_FIELD(crossdock_group_config, progress_deadline_s, 16);
@@ -58,6 +58,10 @@ TEST(CAbi, GroupConfig) {
   EXPECT_FIELD(crossdock_group_config, on_wait_context, 72);
   EXPECT_FIELD(crossdock_group_config, notice_after_s, 80);
   EXPECT_FIELD(crossdock_group_config, setup_notice_after_s, 88);
+  EXPECT_FIELD(crossdock_group_config, on_log, 96);
+  EXPECT_FIELD(crossdock_group_config, on_log_context, 104);
+  EXPECT_FIELD(crossdock_group_config, log_level, 112);
+  EXPECT_FIELD(crossdock_group_config, log_padding, 116);
 }
 
 TEST(CAbi, BootstrapConfig) {

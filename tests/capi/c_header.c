@@ -45,6 +45,7 @@ int count_wrong_inits(void) {
   CHECK(crossdock_layer_config, CROSSDOCK_LAYER_CONFIG_INIT);
   CHECK(crossdock_layer_forward_args, CROSSDOCK_LAYER_FORWARD_ARGS_INIT);
   CHECK(crossdock_layer_forward_result, CROSSDOCK_LAYER_FORWARD_RESULT_INIT);
+  CHECK(crossdock_layer_report, CROSSDOCK_LAYER_REPORT_INIT);
   CHECK(crossdock_layer_backward_args, CROSSDOCK_LAYER_BACKWARD_ARGS_INIT);
   CHECK(crossdock_mesh_shape, CROSSDOCK_MESH_SHAPE_INIT);
   CHECK(crossdock_mesh_coordinates, CROSSDOCK_MESH_COORDINATES_INIT);

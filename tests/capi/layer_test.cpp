@@ -1,7 +1,9 @@
 // A layer through the C API gives the values of the C++ API.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -203,7 +205,7 @@ TEST(CLayer, AnUndefinedValueOfOneRankIsReportedByTheFirstForwardOnAll) {
   const char* const messages[] = {"rank 1: score must be in [0, 4), got 257",
                                   "rank 1: group_score must be in [0, 2), got -1",
                                   "rank 1: aux_loss_scope must be in [0, 3), got 3",
-                                  "rank 1: activation must be in [0, 6), got 300",
+                                  "rank 1: activation must be in [0, 8), got 300",
                                   "rank 1: weights_in must be in [0, 2), got 2",
                                   "rank 1: crossdock_experts_config: dtype must be one of",
                                   "rank 1: partial_sums must be in [0, 3), got 9"};
@@ -297,6 +299,32 @@ ShardedOutcome run_sharded_cpp(Group& group) {
   return {input.out, forward.saved.decision.losses};
 }
 
+// The report of this rank's slice of the tokens: each route has a row on both ranks.
+void expect_report_of_shards(const crossdock_layer_saved* saved) {
+  auto report = made<crossdock_layer_report>();
+  EXPECT_OK(crossdock_layer_saved_report(saved, &report));
+  const int64_t slice = report.expert_ids.shape[0];
+  EXPECT_EQ(report.expert_ids.shape[1], 2);
+  EXPECT_EQ(report.weights.shape[0], slice);
+  EXPECT_EQ(report.kept_weights.shape[1], 2 * 2);
+  const auto* weights = static_cast<const float*>(report.weights.data);
+  const auto* kept = static_cast<const float*>(report.kept_weights.data);
+  for (int64_t route = 0; route < slice * 2; ++route) {
+    EXPECT_EQ(kept[2 * route], weights[route]);
+    EXPECT_EQ(kept[2 * route + 1], weights[route]);
+  }
+  ASSERT_EQ(report.load.shape[0], E);
+  const auto* load = static_cast<const int64_t*>(report.load.data);
+  EXPECT_EQ(std::accumulate(load, load + E, int64_t{0}), T * 2);
+  std::vector<int64_t> copy(E);
+  EXPECT_OK(crossdock_layer_saved_load(saved, copy.data()));
+  EXPECT_TRUE(std::equal(copy.begin(), copy.end(), load));
+  ASSERT_EQ(report.rows_per_expert.shape[0], E);
+  const auto* rows = static_cast<const int64_t*>(report.rows_per_expert.data);
+  EXPECT_EQ(std::accumulate(rows, rows + E, int64_t{0}), T * 2);
+  EXPECT_EQ(crossdock_layer_saved_report(saved, nullptr), CROSSDOCK_INVALID_ARGUMENT);
+}
+
 TEST(CLayer, TakesShardedExpertsReplicatedTokensAndSeveralLosses) {
   std::vector<ShardedOutcome> wanted(kRanks);
   run_ranks(kRanks, [&](Group& group) {
@@ -348,6 +376,7 @@ TEST(CLayer, TakesShardedExpertsReplicatedTokensAndSeveralLosses) {
     std::vector<int64_t> dropped(E, -1);
     EXPECT_OK(crossdock_layer_saved_dropped(saved, dropped.data()));
     EXPECT_EQ(dropped, std::vector<int64_t>(E, 0));
+    expect_report_of_shards(saved);
     crossdock_layer_saved_destroy(saved);
 
     // The result struct of an older version, which ends before the terms.

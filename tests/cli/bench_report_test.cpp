@@ -100,16 +100,16 @@ TEST(BenchReport, ReadsTheLinkThatItWrites) {
 }
 
 RunDescription described_run() {
-  return {.version = "1",
-          .build = "Release build",
-          .host = "node7",
-          .num_cores = 2,
-          .num_usable_cores = 2,
+  return {.origin = {.version = "1",
+                     .build = "Release build",
+                     .host = "node7",
+                     .num_cores = 2,
+                     .num_usable_cores = 2,
+                     .time = "now",
+                     .command = "crossdock bench"},
           .gpu = "NVIDIA H200",
           .num_gpus = 8,
           .driver = "580",
-          .time = "now",
-          .command = "crossdock bench",
           .samples = 7};
 }
 
@@ -155,7 +155,7 @@ TEST(BenchReport, ContinuesStepsThatDoNotFitInAnotherTable) {
   EXPECT_EQ(grid.titles[0], "tokens");
   EXPECT_EQ(grid.num_sizes, 1U);
   EXPECT_EQ(grid.rows[1][2], "123.4 (1.23)");
-  const std::string text = grid_text(grid, {.width = 80});
+  const std::string text = grid_text(results, {.width = 80});
   size_t num_heads = 0;
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {

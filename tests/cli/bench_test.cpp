@@ -35,6 +35,14 @@ void expect_step(const json& step, int64_t bytes) {
               step.at("median_us").get<double>() / step.at("copy_us").get<double>(), 1e-9);
 }
 
+// A scenario takes a line for its purpose and one for its sizes.
+TEST(Bench, ListsFitEightyColumns) {
+  const std::string list = run_program("env COLUMNS=80 " CROSSDOCK_COMMAND " bench --list").out;
+  const auto num_scenarios = std::ssize(json::parse(run_command("bench --list --json").out));
+  EXPECT_LE(std::ranges::count(list, '\n'), 2 * num_scenarios + 12) << list;
+  EXPECT_THAT(list, HasSubstr("narrow rows, number of ranks varies, 65536 tokens in total\n"));
+}
+
 TEST(Bench, ListsItsScenarios) {
   EXPECT_THAT(run_command("bench --list").out, HasSubstr("cpu-large"));
   const json list = json::parse(run_command("bench --list --json").out);
@@ -268,7 +276,6 @@ TEST(BenchSweep, RefusesBadSizes) {
       {"bench --tokens 1:100:+1 --width 1:100:+1", "more than 1000 combinations"},
       {"bench --scenario agree --tokens 8", "--ranks must be its only size"},
       {"bench --format xml", "--format must be one of table, csv, markdown, json"},
-      {"bench --json --format csv", "--json and --format csv must not be given together"},
       {"bench --list --format csv", "--format must be table or json, got csv"},
   });
 }

@@ -8,7 +8,7 @@
 #include <random>
 
 #include "cli/eval/check.hpp"
-#include "cli/numerics/epsilon.hpp"
+#include "crossdock/testing/comparator.hpp"
 
 namespace crossdock::cli {
 namespace {
@@ -181,7 +181,7 @@ TEST(EvalCheck, PassesCorrectlyRoundedDenormalsAndSeesTheirNeighbours) {
   for (const DType dtype : kDTypes) {
     for (const bool in_experts : {false, true}) {
       for (const PartialSums partial_sums : kAllPartialSums) {
-        const double spacing = denormal_spacing_of(dtype);
+        const double spacing = reference::denormal_spacing_of(dtype);
         EvalCase eval_case = identity_case(dtype, {spacing * 3, spacing * 7, spacing * 900, 1.0},
                                            {0.3, 0.2, 0.15, spacing * 5.3});
         eval_case.layer.config.partial_sums = partial_sums;
@@ -204,7 +204,7 @@ TEST(EvalCheck, PassesDenormalsInsideTheExperts) {
         EvalCase eval_case = mlp_case({.activation = parse_activation(name), .dtype = dtype});
         // Brings the inner values close to the smallest of each type.
         const double factor =
-            dtype == DType::kF16 ? size : size * std::sqrt(denormal_spacing_of(dtype));
+            dtype == DType::kF16 ? size : size * std::sqrt(reference::denormal_spacing_of(dtype));
         for (reference::RankInput& rank : eval_case.layer.ranks) {
           for (double& value : rank.x) value = reference::round_to(dtype, value * factor);
         }
@@ -272,7 +272,7 @@ TEST(EvalCheck, PassesSumsThatCancel) {
       const CheckReport report = check(eval_case);
       EXPECT_TRUE(report.passed) << name_of(dtype) << " seed " << seed << ": " << report.summary;
       const auto spoil = [&](EvalResult& result) {
-        result.ranks[0].out[0] += 40 * 64 * epsilon_of(dtype);
+        result.ranks[0].out[0] += 40 * 64 * reference::epsilon_of(dtype);
       };
       EXPECT_FALSE(check_spoiled(eval_case, spoil).passed) << name_of(dtype) << " seed " << seed;
     }
@@ -282,8 +282,8 @@ TEST(EvalCheck, PassesSumsThatCancel) {
 TEST(EvalCheck, SeesWhatIsJustOutsideTheTolerance) {
   for (const DType dtype : kDTypes) {
     const EvalCase eval_case = mlp_case({.dtype = dtype});
-    const double tolerance =
-        32 * epsilon_of(dtype) + (4 + 2 + 6) * epsilon_of(eval_case.weight_dtype());
+    const double tolerance = 32 * reference::epsilon_of(dtype) +
+                             (4 + 2 + 6) * reference::epsilon_of(eval_case.weight_dtype());
     using Member = std::function<Values&(EvalResult&)>;
     const std::vector<std::pair<const char*, Member>> members = {
         {"out of rank 1", [](EvalResult& r) -> Values& { return r.ranks[1].out; }},
@@ -309,7 +309,9 @@ TEST(EvalCheck, SeesWhatIsJustOutsideTheTolerance) {
 TEST(EvalCheck, SeesASumOfExactRowsThatIsOffByABit) {
   for (const DType dtype : kDTypes) {
     const EvalCase eval_case = identity_case(dtype, {0.3, 0.7}, {0.3, 0.2});
-    const auto spoil = [&](EvalResult& result) { result.ranks[0].out[1] *= 1 + epsilon_of(dtype); };
+    const auto spoil = [&](EvalResult& result) {
+      result.ranks[0].out[1] *= 1 + reference::epsilon_of(dtype);
+    };
     EXPECT_FALSE(check_spoiled(eval_case, spoil).passed) << name_of(dtype);
   }
 }

@@ -54,6 +54,11 @@ TEST(EvalLayer, RefusesWholeLayersThatCannotBe) {
   EXPECT_THAT(error_of(sizes + R"(, "etp": -1})"), HasSubstr("layer.etp must be an integer in"));
   EXPECT_THAT(error_of(sizes + R"(, "etp": 3})"), HasSubstr("do not fit together"));
   EXPECT_THAT(error_of(sizes + R"(, "shared_inner": 999999999})"), HasSubstr("are accepted"));
+  EXPECT_THAT(error_of(sizes + R"(, "num_sequences": 2147483647})"), HasSubstr("are accepted"));
+  EXPECT_THAT(error_of(sizes + R"(, "alignment": 2147483647})"), HasSubstr("are accepted"));
+  EXPECT_THAT(error_of(sizes + R"(, "capacity_factor": 1e300})"), HasSubstr("are accepted"));
+  EXPECT_THAT(error_of(sizes + R"(, "placement": [4294967296, 0]})"),
+              HasSubstr("layer.placement must be an integer in"));
 }
 
 }  // namespace

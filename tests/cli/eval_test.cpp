@@ -70,11 +70,31 @@ TEST(Eval, ReportsErrorsOfADispatchCaseAsFindings) {
   EXPECT_EQ(result.status, 1);
   EXPECT_THAT(json::parse(result.out)["findings"][0].get<std::string>(),
               HasSubstr("alignment must be 1, 8"));
+  eval_case["alignment"] = 1;
+  eval_case["max_rows"] = 100;
+  eval_case["placement"] = {0, 65536, 1};
+  EXPECT_THAT(run_command("eval -", eval_case.dump()).out,
+              HasSubstr("placement must hold ranks in [0, 2); got 65536"));
   eval_case["kind"] = "pancake";
   EXPECT_THAT(run_command("eval -", eval_case.dump()).out, HasSubstr("kind must be"));
   eval_case["kind"] = "dispatch";
   eval_case["communicator"] = "sockets";
   EXPECT_THAT(run_command("eval -", eval_case.dump()).out, HasSubstr("must be in a file"));
+}
+
+// Values travel as JSON between processes: with every digit, and also if they are not finite.
+TEST(Eval, GivesTheSameInProcesses) {
+  json eval_case = json::parse(read_project_file("examples/cases/demo.json"));
+  eval_case["nonfinite"] = "propagate";
+  eval_case["per_rank"][0]["x"][0][0] = "NaN";
+  eval_case["per_rank"][0]["x"][0][1] = "-Infinity";
+  const json expected = evaluate(eval_case);
+  std::vector<std::string> communicators = {"sockets"};
+  if (!std::string(CROSSDOCK_MPIRUN).empty()) communicators.emplace_back("mpi");
+  for (const std::string& communicator : communicators) {
+    eval_case["communicator"] = communicator;
+    EXPECT_EQ(evaluate(eval_case), expected) << communicator;
+  }
 }
 
 TEST(Eval, ChecksTheDemo) {

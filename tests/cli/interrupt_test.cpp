@@ -75,8 +75,8 @@ class Interrupt : public testing::TestWithParam<Job> {
 
 TEST_P(Interrupt, EndsTheCommandByTheSignalAndLeavesNothing) {
   for (int round = 0; round < 3; ++round) {
-    const Screen screen =
-        run_in_terminal(line(), 80, [&] { return has_started() ? kControlC : ""; });
+    const Screen screen = run_in_terminal(
+        line(), 80, [&](const std::string&) { return has_started() ? kControlC : ""; });
     EXPECT_EQ(screen.signal, SIGINT) << screen.status << "\n" << screen.text();
     EXPECT_EQ(screen.text(), "^C\n");
     expect_nothing_left();
@@ -85,7 +85,7 @@ TEST_P(Interrupt, EndsTheCommandByTheSignalAndLeavesNothing) {
 
 // As timeout and shells do: the signal goes to the command and to its whole process group.
 TEST_P(Interrupt, BySignalsToTheProcessGroupDoesTheSame) {
-  const Screen screen = run_in_terminal(line(), 80, [&] {
+  const Screen screen = run_in_terminal(line(), 80, [&](const std::string&) {
     if (!has_started()) return "";
     const std::vector<pid_t> processes = processes_with({word_});
     const auto is_first = [](pid_t one) { return getpgid(one) == getsid(one); };
@@ -97,6 +97,45 @@ TEST_P(Interrupt, BySignalsToTheProcessGroupDoesTheSame) {
   });
   EXPECT_EQ(screen.signal, SIGTERM) << screen.status << "\n" << screen.text();
   expect_nothing_left();
+}
+
+// Types Ctrl-C when the program has written the word.
+Screen interrupt_after(const std::string& word, const std::string& arguments) {
+  return run_in_terminal("exec env -u NO_COLOR TERM=xterm " CROSSDOCK_COMMAND " " + arguments, 80,
+                         [&](const std::string& bytes) {
+                           return bytes.find(word) == std::string::npos ? "" : kControlC;
+                         });
+}
+
+// The last size would take minutes.
+constexpr const char* kSizes =
+    "bench --tokens 8,16,64k --width 512 --top-k 4 --experts 16 --ranks 2 --strategy direct "
+    "--communicator threads --repeat 500 --warm-up 0 --no-check ";
+
+TEST(InterruptedBench, HasPrintedTheSizesThatFinished) {
+  const Screen screen = interrupt_after("2 of 3", kSizes);
+  EXPECT_EQ(screen.signal, SIGINT) << screen.status << "\n" << screen.text();
+  EXPECT_THAT(screen.text(), testing::ContainsRegex("tokens +"));
+  EXPECT_THAT(screen.text(), testing::ContainsRegex("\n +8 +[0-9.]+"));
+  EXPECT_THAT(screen.text(), testing::ContainsRegex("\n +16 +[0-9.]+"));
+  EXPECT_THAT(screen.text(), testing::Not(testing::ContainsRegex("\n +65536 +[0-9.]+")));
+}
+
+TEST(InterruptedBench, PrintsADocumentOfWhatFinished) {
+  const Screen screen = interrupt_after("2 of 3", kSizes + std::string("--json"));
+  EXPECT_EQ(screen.signal, SIGINT) << screen.status << "\n" << screen.text();
+  EXPECT_THAT(screen.text(), testing::HasSubstr("\"tokens\": 16"));
+  EXPECT_THAT(screen.text(), testing::Not(testing::HasSubstr("\"tokens\": 65536")));
+}
+
+// The checks of a few ranks take moments, those of 400 ranks minutes.
+TEST(InterruptedVerify, PrintsWhatHasPassed) {
+  const Screen screen = interrupt_after(
+      "400 ranks",
+      "verify --strategy direct --communicator threads --ranks 2,400 --case vector,skewed");
+  EXPECT_EQ(screen.signal, SIGINT) << screen.status << "\n" << screen.text();
+  EXPECT_THAT(screen.text(), testing::ContainsRegex("threads, 2 ranks +[0-9]+ ok"));
+  EXPECT_THAT(screen.text(), testing::HasSubstr("interrupted after 1 of 2 combinations"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Commands, Interrupt,

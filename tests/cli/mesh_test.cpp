@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "cli/command.hpp"
@@ -26,6 +27,29 @@ TEST(Mesh, ShowsGroupsAndCoordinates) {
         "  rank  tp  cp  dp  pp  etp  ep  edp\n", "    13   1   0   1   1    0   1    2\n"}) {
     EXPECT_THAT(result.out, HasSubstr(text));
   }
+}
+
+TEST(Mesh, SummarisesManyRanks) {
+  const CommandResult result = run_command("mesh --world 1024 --tp 8 --ep 64");
+  EXPECT_EQ(result.status, 0);
+  EXPECT_LT(std::ranges::count(result.out, '\n'), 40) << result.out;
+  EXPECT_THAT(result.out, HasSubstr("  tp           8     128  0,1,2,3,4,5,6,7; 8,9,10,11,12"));
+  EXPECT_THAT(result.out, HasSubstr("--rank N shows"));
+  EXPECT_EQ(json::parse(run_command("mesh --world 1024 --tp 8 --json").out)["ranks"].size(), 1024U);
+}
+
+TEST(Mesh, ShowsOneRank) {
+  const std::string mesh = std::string(kFolded) + " --rank 13";
+  const CommandResult result = run_command(mesh);
+  EXPECT_EQ(result.status, 0);
+  EXPECT_THAT(result.out, HasSubstr("    13   1   0   1   1    0   1    2\n"));
+  EXPECT_THAT(result.out, HasSubstr("  edp          4  9,11,13,15\n"));
+  EXPECT_THAT(result.out, testing::Not(HasSubstr("    12   0")));
+  const json one = json::parse(run_command(mesh + " --json").out);
+  EXPECT_EQ(one["rank"]["dp"], 1);
+  EXPECT_EQ(one["groups"]["edp"], json::parse("[9, 11, 13, 15]"));
+  expect_bad_arguments(
+      {{"mesh --world 4 --rank 4", "--rank must be below the number of ranks, 4"}});
 }
 
 TEST(Mesh, PrintsJson) {

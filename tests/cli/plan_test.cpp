@@ -1,6 +1,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "cli/command.hpp"
@@ -9,8 +12,10 @@ namespace crossdock::cli {
 namespace {
 
 using nlohmann::json;
+using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 
 const char* const kQwen =
     "plan --model qwen3-30b-a3b --seq 8192 --micro-batch 8 --nodes 2 --ranks-per-node 8";
@@ -22,7 +27,7 @@ json plan_json(const std::string& arguments) {
 }
 
 TEST(Plan, ShowsTokensQueueEntriesAndTheChoice) {
-  const CommandResult result = run_command(kQwen);
+  const CommandResult result = run_command(std::string(kQwen) + " --queue");
   EXPECT_EQ(result.status, 0);
   EXPECT_THAT(result.err, IsEmpty());
   for (const char* text :
@@ -34,6 +39,60 @@ TEST(Plan, ShowsTokensQueueEntriesAndTheChoice) {
   for (const char* name : {"allgather", "alltoall", "direct", "hierarchical"}) {
     EXPECT_THAT(result.out, HasSubstr(name));
   }
+}
+
+TEST(Plan, BeginsWithTheVerdict) {
+  const std::string text = run_command(kQwen).out;
+  EXPECT_TRUE(text.starts_with("strategy: hierarchical\n")) << text;
+  const std::string wide = "env COLUMNS=200 " CROSSDOCK_COMMAND " ";
+  EXPECT_THAT(run_program(wide + kQwen).out,
+              ContainsRegex("a step needs at least [0-9.]+ m?s and [0-9.]+ GB of a rank's 80.0 GB; "
+                            "with the worst routes [0-9.]+ GB"));
+  EXPECT_THAT(text, Not(HasSubstr("3N+1")));  // other schemes: only with --queue
+  EXPECT_THAT(run_program(wide + kQwen + " --memory 8").out,
+              HasSubstr(" GB, which does not fit\n"));
+  EXPECT_THAT(run_command(std::string(kQwen) + " --memory 1").err, HasSubstr("more than the 1 GB"));
+}
+
+TEST(Plan, KnowsTheFabricsOfOtherGpus) {
+  const std::string job = "plan --model mixtral-8x7b --tokens 64 --fabric ";
+  EXPECT_EQ(plan_json(job + "a100-nvlink-200g")["fabric"]["memory_bytes"], 80'000'000'000);
+  EXPECT_EQ(plan_json(job + "b200-nvlink-400g")["fabric"]["within_node_rate"], 900e9);
+  EXPECT_EQ(plan_json(job + "gb200 --memory 96.5")["fabric"]["memory_bytes"], 96'500'000'000);
+  expect_bad_arguments({{job + "gb200 --memory -1", "--memory must be a positive number of GB"}});
+}
+
+TEST(Plan, TakesTheConfigurationOfAModel) {
+  const std::string folder = testing::TempDir() + "crossdock_config_" + std::to_string(getpid());
+  std::filesystem::create_directories(folder);
+  const auto plan_of = [&](const std::string& config) {
+    std::ofstream(folder + "/config.json") << config;
+    return run_command("plan --tokens 64 --json --config " + folder);
+  };
+  const json deepseek = json::parse(
+      plan_of(R"({"model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432,
+                  "moe_intermediate_size": 2048, "n_routed_experts": 256,
+                  "num_experts_per_tok": 8})")
+          .out)["job"];
+  EXPECT_EQ(deepseek["model"], "deepseek_v3");
+  EXPECT_EQ(deepseek["width"], 7168);
+  EXPECT_EQ(deepseek["inner"], 2048);
+  EXPECT_EQ(deepseek["experts"], 256);
+  EXPECT_EQ(deepseek["top_k"], 8);
+  const json mixtral =
+      json::parse(plan_of(R"({"text_config": {"hidden_size": 4096, "intermediate_size": 14336,
+                  "num_local_experts": 8, "num_experts_per_tok": 2}})")
+                      .out)["job"];
+  EXPECT_EQ(mixtral["inner"], 14336);
+  EXPECT_EQ(mixtral["experts"], 8);
+  const CommandResult dense = plan_of(R"({"hidden_size": 4096, "intermediate_size": 14336})");
+  EXPECT_EQ(dense.status, 1);
+  EXPECT_THAT(dense.out, HasSubstr("must have one of the keys num_experts, n_routed_experts"));
+  EXPECT_THAT(plan_of("[]").out, HasSubstr("must be a JSON object"));
+  EXPECT_THAT(plan_of(R"({"hidden_size": "wide"})").out,
+              HasSubstr("hidden_size must be a positive integer"));
+  std::filesystem::remove_all(folder);
+  EXPECT_THAT(run_command("plan --tokens 64 --config " + folder).err, HasSubstr("cannot read"));
 }
 
 TEST(Plan, PrintsJson) {

@@ -7,6 +7,7 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -107,8 +108,8 @@ TEST(RandomRun, HasTheSameChecksumWithEveryStrategyAndInParts) {
 }
 
 TEST(RandomRun, FindsTwoRowsSwapped) {
-  const auto swap = [](const Exchange& exchange, std::span<const RowPart> parts) {
-    if (exchange.plan.num_rows() < 2) return;
+  const auto swap = [](const StrategyCall& call, std::span<const RowPart> parts) {
+    if (call.plan.num_rows() < 2) return;
     const RowPart& part = parts[0];
     std::swap_ranges(part.rows, part.rows + part.row_bytes, part.rows + part.row_bytes);
   };
@@ -122,10 +123,10 @@ TEST(RandomRun, FindsTwoRowsSwapped) {
 
 // Only on one rank, in sums of bf16 with an alignment.
 TEST(RandomRun, FindsABitThatFlipsUnderRareConditions) {
-  const auto flip = [](Strategy& inner, const Exchange& exchange, const GatherSumArgs& args) {
-    inner.gather_sum(exchange, args);
-    if (exchange.group.rank() != 1 || args.out.dtype != DType::kBF16) return;
-    if (exchange.plan.data().config->alignment == 1 || args.out.num_elements() == 0) return;
+  const auto flip = [](Strategy& inner, const StrategyCall& call, const GatherSumArgs& args) {
+    inner.gather_sum(call, args);
+    if (call.group.rank() != 1 || args.out.dtype != DType::kBF16) return;
+    if (call.plan.data().config->alignment == 1 || args.out.num_elements() == 0) return;
     *static_cast<std::byte*>(args.out.data) ^= std::byte{1};
   };
   const Found found = find_and_reduce(run_with({.sum = flip}, 600));
@@ -138,7 +139,7 @@ TEST(RandomRun, FindsABitThatFlipsUnderRareConditions) {
 }
 
 TEST(RandomRun, FindsALostRoute) {
-  const auto lose = [](const Exchange&, TensorView routes) {
+  const auto lose = [](const StrategyCall&, TensorView routes) {
     if (routes.num_elements() == 0) return;
     std::memset(routes.data, 0, static_cast<size_t>(size_of(routes.dtype)));
   };
@@ -150,9 +151,9 @@ TEST(RandomRun, FindsALostRoute) {
 
 // Rank 1 comes later than the deadline.
 TEST(RandomRun, NamesTheCaseThatHangsAndGoesOn) {
-  const auto stall = [](Strategy& inner, const Exchange& exchange, std::span<const RowPart> parts) {
-    if (exchange.group.rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(2));
-    inner.scatter(exchange, parts);
+  const auto stall = [](Strategy& inner, const StrategyCall& call, std::span<const RowPart> parts) {
+    if (call.group.rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(2));
+    inner.scatter(call, parts);
   };
   RandomRun run = run_with({.scatter = stall}, kCasesPerBlock * 8);
   run.group = {.arrival_deadline = std::chrono::milliseconds(500),
@@ -198,9 +199,9 @@ TEST(RandomRun, GivesTheSameChecksumInOneJob) {
 }
 
 TEST(RandomRun, GoesOnInOneJobAfterAHang) {
-  const auto skip = [](Strategy& inner, const Exchange& exchange, std::span<const RowPart> parts) {
-    if (exchange.group.rank() != 2 || exchange.plan.num_tokens() != 3) {
-      inner.scatter(exchange, parts);
+  const auto skip = [](Strategy& inner, const StrategyCall& call, std::span<const RowPart> parts) {
+    if (call.group.rank() != 2 || call.plan.num_tokens() != 3) {
+      inner.scatter(call, parts);
     }
   };
   RandomRun run = run_with({.scatter = skip}, 12 * kCasesPerBlock);

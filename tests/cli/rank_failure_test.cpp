@@ -70,7 +70,7 @@ class InAJobOfTheCommand : public RankFailure {};
 
 TEST_P(InAJobOfTheCommand, IsSaidOnceByTheCommand) {
   RunningCommand command(word_, arguments_ + " --communicator sockets --ranks 4");
-  kill_rank(word_, victim_, "crossdock-mailboxes");
+  kill_rank(word_, victim_, "crossdock-streams");
   const CommandResult result = command.wait();
   const std::string message = "rank " + std::to_string(victim_) + " was ended by signal 9 (Killed)";
   EXPECT_EQ(result.status, 1);

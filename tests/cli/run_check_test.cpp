@@ -5,8 +5,8 @@
 #include <cmath>
 #include <utility>
 
-#include "cli/numerics/epsilon.hpp"
 #include "cli/run/check.hpp"
+#include "crossdock/testing/comparator.hpp"
 #include "crossdock/testing/reference.hpp"
 
 namespace crossdock::cli {
@@ -163,7 +163,7 @@ TEST(RunCheck, SeesAWrongValueAtWidthOne) {
 TEST(RunCheck, SeesWhatIsJustOutsideTheTolerance) {
   const RunJob job = small_job();
   const auto terms = static_cast<double>(job.layer.router.width + job.layer.experts.inner);
-  const double tolerance = (8 + 16 * std::sqrt(terms)) * epsilon_of(DType::kF32);
+  const double tolerance = (8 + 16 * std::sqrt(terms)) * reference::epsilon_of(DType::kF32);
   const auto spoil = [&](RunTensors&, RunOutcome& outcome) {
     const std::span<float> token =
         outcome.out.view.as<float>().first(static_cast<size_t>(job.layer.router.width));

@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "cli/run/report.hpp"
@@ -23,7 +24,7 @@ std::vector<double> shares(const std::vector<OperationTime>& operations) {
   result.forward_us = 60;
   result.backward_us = 40;
   result.operations = operations;
-  const auto json = nlohmann::json::parse(to_json(small_job(), result));
+  const auto json = nlohmann::json::parse(to_json(small_job(), result, {}));
   std::vector<double> all;
   for (const auto& operation : json["operations"]) all.push_back(operation["share"]);
   return all;
@@ -52,11 +53,37 @@ TEST(RunReport, SaysThatGpusQueueSteps) {
     EXPECT_THAT(text, HasSubstr(words));
   }
   EXPECT_THAT(text, Not(HasSubstr("peak memory")));  // host memory
-  const auto json = nlohmann::json::parse(to_json(job, result));
+  const auto json = nlohmann::json::parse(to_json(job, result, {}));
   EXPECT_EQ(json["device"], "cuda");
   EXPECT_THAT(json["gpu_of_rank"], testing::ElementsAre(0, 1, 0, 1));
   result.gpu_of_rank = {0, 0};
   EXPECT_THAT(to_text(job, result, {.width = 100}), HasSubstr("on 1 GPU)"));
+}
+
+TEST(RunReport, ExplainsMemoryAboveThePlan) {
+  const RunJob job = small_job();
+  RunResult result;
+  result.rows_per_rank = {6, 2};
+  result.rows_per_expert = {4, 4};
+  result.memory = {.pool_bytes = 1'000'000, .window_bytes = 240'000};
+  result.planned_bytes = 1'200'000;
+  EXPECT_THAT(to_text(job, result, {.width = 200}), HasSubstr("planned 1.20 MB\n"));
+  result.planned_bytes = 1'000'000;
+  EXPECT_THAT(to_text(job, result, {.width = 200}),
+              HasSubstr("planned 1.00 MB for even routes (here one rank receives 1.50 x the mean "
+                        "number of rows)\n"));
+}
+
+TEST(RunReport, DrawsWithoutBlocksWhereTheyCannotBeShown) {
+  const RunJob job = small_job();
+  RunResult result;
+  result.forward_us = 60;
+  result.rows_per_rank = {4, 2};
+  result.rows_per_expert = {8, 0, 4};
+  const std::string text = to_text(job, result, {.width = 100, .has_blocks = false});
+  EXPECT_TRUE(std::ranges::all_of(text, [](char c) { return (c & 0x80) == 0; })) << text;
+  EXPECT_THAT(text, HasSubstr("1         2  ############\n"));
+  EXPECT_THAT(text, HasSubstr("8 4\n"));  // the experts
 }
 
 TEST(RunReport, SaysWhichStepsTheTraceLost) {

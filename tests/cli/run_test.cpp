@@ -1,10 +1,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "cli/command.hpp"
+#include "crossdock/crossdock.hpp"
 #include "crossdock/cuda.hpp"
 #include "crossdock/extend/strategy_list.hpp"
 
@@ -51,7 +53,7 @@ TEST(Run, PrintsTheSameChecksumWithOverlap) {
   }
   const CommandResult refused = run_command(std::string(kSmall) + "--overlap 0");
   EXPECT_EQ(refused.status, 2);
-  EXPECT_THAT(refused.err, HasSubstr("--overlap must be at least 1, got 0"));
+  EXPECT_THAT(refused.out, HasSubstr("--overlap must be at least 1, got 0"));  // as JSON
 }
 
 TEST(Run, PrintsTheSameChecksumUnderMpirunWithoutFurtherFlags) {
@@ -172,7 +174,8 @@ TEST(Run, HandlesFewerTokensThanRanksAndNone) {
 
 TEST(Run, PrintsATableWithoutColoursToAFile) {
   const CommandResult result =
-      run_command("run --preset deepseek-v3 --scale 64 --tokens 16 --steps 1");
+      run_program("env LC_ALL=C.UTF-8 " CROSSDOCK_COMMAND
+                  " run --preset deepseek-v3 --scale 64 --tokens 16 --steps 1");
   EXPECT_EQ(result.status, 0);
   for (const char* word : {"deepseek-v3", "divided by 64", "dispatch", "rows per rank", "█",
                            "rows per expert", "passed", "checksum"}) {
@@ -190,6 +193,43 @@ TEST(Run, RunsForwardAloneAndWithoutCheck) {
   EXPECT_EQ(json["checksum"], run_json(kSmall)["checksum"]);
 }
 
+TEST(Run, SaysWhereItsResultsComeFrom) {
+  const nlohmann::json json = run_json(std::string(kSmall) + "--ranks 2");
+  EXPECT_EQ(json["schema"], 1);
+  EXPECT_THAT(json["version"].get<std::string>(),
+              testing::StartsWith(std::string(describe_build().version)));
+  EXPECT_EQ(json["command"], std::string("crossdock ") + kSmall + "--ranks 2");
+  for (const char* key : {"build", "host"}) {
+    EXPECT_THAT(json[key].get<std::string>(), Not(IsEmpty())) << key;
+  }
+  EXPECT_THAT(json["time"].get<std::string>(), testing::ContainsRegex("^20[0-9-]+T[0-9:]+[+-]"));
+}
+
+TEST(Run, HasTheTimesOfEveryRankAndTheRowsBetweenThem) {
+  const nlohmann::json json = run_json(std::string(kSmall) + "--ranks 3");
+  ASSERT_EQ(json["ranks_us"].size(), 3U);
+  double slowest = 0;
+  for (const auto& rank : json["ranks_us"]) {
+    EXPECT_GT(rank["backward"], 0);
+    slowest = std::max(slowest, rank["forward"].get<double>());
+  }
+  EXPECT_NEAR(slowest, json["forward_us"].get<double>(), 0.01 * slowest);  // sent with 6 digits
+  const auto& rows = json["load"]["rows_from_to"];
+  ASSERT_EQ(rows.size(), 3U);
+  std::vector<int64_t> sent_by_rank;
+  for (size_t to = 0; to < 3; ++to) {
+    int64_t received = 0;
+    int64_t sent = 0;
+    for (size_t other = 0; other < 3; ++other) {
+      received += rows[other][to].get<int64_t>();
+      sent += rows[to][other].get<int64_t>();
+    }
+    EXPECT_EQ(received, json["load"]["rows_per_rank"][to]);
+    sent_by_rank.push_back(sent);
+  }
+  EXPECT_THAT(sent_by_rank, testing::UnorderedElementsAre(51, 54, 54));  // 53 tokens, 3 routes each
+}
+
 TEST(Run, SaysWhyItHasNoGpu) {
   if (cuda_device_count() > 0) GTEST_SKIP() << "there is a GPU";
   for (const char* communicator : {"threads", "sockets"}) {
@@ -198,6 +238,12 @@ TEST(Run, SaysWhyItHasNoGpu) {
     EXPECT_EQ(result.status, 1);
     EXPECT_THAT(result.err, HasSubstr("--device cuda needs a GPU: "));
     EXPECT_THAT(result.out, IsEmpty());
+    const auto features = describe_build().features;
+    const auto cuda = std::ranges::find(features, std::string_view("cuda"), &Feature::name);
+    EXPECT_THAT(run_program("env COLUMNS=1000 " CROSSDOCK_COMMAND " run --device cuda").err,
+                HasSubstr(cuda->is_built ? "nvidia-smi"
+                                         : "pip install crossdock-cu13, or "
+                                           "configure with -DCROSSDOCK_WITH_CUDA"));
   }
   const CommandResult in_json = run_command("run --device cuda --json");
   EXPECT_EQ(in_json.status, 1);

@@ -69,11 +69,11 @@ class Emulator {
 };
 
 // Reads all output until the program closes the terminal; returns false past the time limit.
-bool read_all(int terminal, std::function<std::string()>& typing, std::string& bytes) {
+bool read_all(int terminal, Typing& typing, std::string& bytes) {
   const auto end = std::chrono::steady_clock::now() + kLimit;
   std::array<char, 4096> piece{};
   while (std::chrono::steady_clock::now() < end) {
-    const std::string typed = typing ? typing() : "";
+    const std::string typed = typing ? typing(bytes) : "";
     if (!typed.empty()) {
       typing = nullptr;
       if (write(terminal, typed.data(), typed.size()) < 0) return false;
@@ -95,7 +95,7 @@ std::string Screen::text() const {
   return all;
 }
 
-Screen run_in_terminal(const std::string& line, int columns, std::function<std::string()> typing) {
+Screen run_in_terminal(const std::string& line, int columns, Typing typing) {
   winsize size{};
   size.ws_col = static_cast<unsigned short>(columns);
   size.ws_row = 24;

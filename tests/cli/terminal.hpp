@@ -17,10 +17,12 @@ struct Screen {
   std::string text() const;
 };
 
+/// Called with what the program has written; returns what is typed, or nothing.
+using Typing = std::function<std::string(const std::string& bytes)>;
+
 /// Runs a command line, as a shell reads it, with a pseudo terminal of this width as its standard
 /// input, output and error. Ends it after two minutes. `typing`, if given, is called repeatedly
 /// until it returns a text, which is then typed.
-Screen run_in_terminal(const std::string& line, int columns,
-                       std::function<std::string()> typing = nullptr);
+Screen run_in_terminal(const std::string& line, int columns, Typing typing = nullptr);
 
 }  // namespace crossdock::cli

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -59,6 +60,9 @@ std::vector<std::string> all_outputs() {
       "plan --model deepseek-v3 --seq 8192 --micro-batch 8 --nodes 4 --partial-sums rows",
       "plan --model qwen3-30b-a3b --seq 8 --max-in-flight 70000 --queue-depth 1",
       "bench --list",
+      "mesh --world 1024 --tp 8 --ep 64",
+      "mesh --world 256 --ep 64 --rank 17",
+      "help plan",
       "bench --scenario decode --repeat 1 --warm-up 0 --communicator threads --ranks 2",
       "bench --tokens 8:16:x2 --width 24,40 --repeat 1 --warm-up 0 --ranks 2",
       "bench --scenario nothing-of-this-name",
@@ -114,11 +118,47 @@ TEST(Terminal, ProgressIsCutToItsWidthAndVanishes) {
       "verify --quick --case skewed --communicator threads --ranks 2 "
       "--strategy hierarchical",
       "", 60);
-  EXPECT_THAT(screen.bytes, HasSubstr("\r\x1b[Khierarchical, 2 ranks"));
+  EXPECT_THAT(screen.bytes, HasSubstr("\r\x1b[K1 of 9: hierarchical, 2 ranks"));
   EXPECT_THAT(screen.bytes, HasSubstr("..."));
   EXPECT_FALSE(screen.has_wrapped);
   EXPECT_THAT(screen.text(), Not(HasSubstr(" of ")));
   EXPECT_THAT(screen.text(), HasSubstr("all passed"));
+}
+
+// The position in all that was asked for, also while processes run.
+TEST(Terminal, ProgressHasTheOverallPosition) {
+  std::vector<std::string> communicators = {"threads", "sockets"};
+  if (!std::string(CROSSDOCK_MPIRUN).empty()) communicators.emplace_back("mpi");
+  for (const std::string& communicator : communicators) {
+    const Screen verify = show(
+        "verify --quick --case routing --ranks 1,2 --strategy direct "
+        "--communicator " +
+            communicator,
+        "", 100);
+    EXPECT_EQ(verify.status, 0) << verify.text();
+    // A check of the second cell: its number is more than the checks of the first.
+    EXPECT_THAT(verify.bytes,
+                testing::ContainsRegex("\r\x1b\\[K[0-9]+ of [0-9]+.*: direct, 2 ranks "
+                                       "\\(" +
+                                       communicator + "\\)  [a-z]+"));
+    const Screen run = show(std::string(kRun) + "--communicator " + communicator);
+    EXPECT_THAT(run.bytes, testing::ContainsRegex("\r\x1b\\[K(creating parameters|step 1 of 2)"))
+        << communicator;
+    EXPECT_THAT(run.text(), Not(HasSubstr("creating")));
+  }
+}
+
+TEST(Terminal, BlocksNeedAUtf8Locale) {
+  const auto has_blocks = [](const std::string& settings) {
+    const CommandResult result = run_program("env -u LC_ALL -u LC_CTYPE -u LANG " + settings +
+                                             " " CROSSDOCK_COMMAND " " + kRun);
+    EXPECT_EQ(result.status, 0);
+    return std::ranges::any_of(result.out, [](char c) { return (c & 0x80) != 0; });
+  };
+  EXPECT_TRUE(has_blocks("LANG=C.UTF-8"));
+  EXPECT_TRUE(has_blocks("LC_CTYPE=en_US.utf8 LANG=C"));
+  EXPECT_FALSE(has_blocks("LC_ALL=C LANG=C.UTF-8"));
+  EXPECT_FALSE(has_blocks(""));
 }
 
 TEST(Terminal, ShowsColours) {

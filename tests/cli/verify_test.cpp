@@ -110,6 +110,17 @@ TEST(Verify, RandomCasesDependOnTheSeed) {
   EXPECT_NE(checksum_of(""), checksum_of(""));
 }
 
+// Before the first case, for runs that are killed.
+TEST(Verify, SaysANewSeedFirst) {
+  const CommandResult result = run_command("verify --random 3 --ranks 2 --json");
+  const auto seed = nlohmann::json::parse(result.out)["results"][0]["seed"].get<std::string>();
+  EXPECT_EQ(result.err, "crossdock verify: random cases of seed " + seed + "\n");
+  const CommandResult refused = run_command("verify --random 3 --output /dev/null/nowhere");
+  EXPECT_EQ(refused.status, 1);
+  EXPECT_THAT(refused.out, testing::IsEmpty());
+  EXPECT_THAT(refused.err, testing::HasSubstr("cannot write cases to /dev/null/nowhere/"));
+}
+
 TEST(Verify, PrintsOneLineAboutRandomCases) {
   const CommandResult result = run_command("verify --random 3 --seed 9 --ranks 2");
   EXPECT_EQ(result.status, 0) << result.out;
@@ -137,7 +148,9 @@ TEST(Verify, RejectsBadArgumentsWithStatusTwo) {
       {"verify --communicator pigeons", "pigeons"},
       {"verify --ranks-per-node -1", "--ranks-per-node must be from 0 to 1024, got -1"},
       {"verify --faults --case no_such_thing", "no fault matches"},
-      {"verify --random 0", "--random must be at least 1"},
+      {"verify --random 0", "--random must be from 1 to 1000000000, got 0"},
+      {"verify --random 9223372036854775807", "--random must be from 1 to 1000000000"},
+      {"verify --random 5 --first 9223372036854775807", "--first must be from 0 to"},
       {"verify --random 5 --quick", "--random chooses everything itself"},
       {"verify --random 5 --ranks 1,2", "--random takes one number"},
       {"verify --faults --ranks 3", "--faults runs on 4 ranks"},

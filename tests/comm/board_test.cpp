@@ -1,6 +1,4 @@
 // How thread ranks wait for each other, asleep or spinning.
-#include "comm/threads/board.hpp"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

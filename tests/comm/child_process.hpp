@@ -7,7 +7,7 @@
 #include <csignal>
 #include <stdexcept>
 
-#include "comm/process_watch.hpp"
+#include "comm/polled/process_end.hpp"
 
 namespace crossdock::comm {
 

@@ -1,9 +1,8 @@
-#include "comm/deadlines.hpp"
-
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 
+#include "comm/waiting.hpp"
 #include "crossdock/threads.hpp"
 
 namespace crossdock::comm {

@@ -1,4 +1,4 @@
-#include "comm/descriptor_socket.hpp"
+#include "comm/memory/descriptor_socket.hpp"
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>

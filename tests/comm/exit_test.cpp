@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "comm/exit_notice.hpp"
-#include "comm/sockets/linger.hpp"
-#include "core/process_state.hpp"
+#include "comm/polled/process_end.hpp"
+#include "comm/sockets/endpoint.hpp"
+#include "core/process.hpp"
 #include "support/forked_child.hpp"
 
 namespace crossdock::comm {

@@ -1,8 +1,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <new>
+#include <optional>
 #include <vector>
 
+#include "comm/failure.hpp"
 #include "crossdock/threads.hpp"
 #include "support/missing_memory.hpp"
 
@@ -28,6 +31,22 @@ TEST(GroupMemory, MissingInARendezvousIsTheSameErrorEverywhere) {
     EXPECT_TRUE(group.is_poisoned()) << "rank " << group.rank();
   });
   EXPECT_EQ(MissingMemory::num_refused(), 1);
+}
+
+TEST(GroupMemory, ARefusalForWantOfMemoryHasItsCodeOnAllRanks) {
+  run_ranks(2, [&](Group& group) {
+    const std::optional<Error> refusal = refusal_of([&] {
+      if (group.rank() == 1) throw std::bad_alloc();
+    });
+    try {
+      group.agree({.operation = "count", .config = {}, .refusal = as_refusal(refusal)});
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kOutOfMemory) << error.what();
+      EXPECT_STREQ(error.what(), "rank 1: not enough memory");
+    }
+    EXPECT_FALSE(group.is_poisoned());
+  });
 }
 
 }  // namespace

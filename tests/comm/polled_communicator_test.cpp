@@ -1,13 +1,12 @@
 // How a rank handles control messages from its peers, in orders that real peers produce only by
 // chance.
-#include "comm/polled_communicator.hpp"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <deque>
 
 #include "comm/child_process.hpp"
+#include "comm/polled/communicator.hpp"
 
 namespace crossdock::comm {
 namespace {
@@ -24,7 +23,7 @@ struct Letter {
 };
 
 /// Delivers one batch of messages per poll and keeps those that are sent.
-class ScriptedControl final : public ControlChannel {
+class ScriptedControl final : public ControlLinks {
  public:
   void send(int peer, const ControlMessage& message) override { sent.push_back({peer, message}); }
   void send_to_all_others(const ControlMessage& message) override {
@@ -71,7 +70,7 @@ class ScriptedCommunicator final : public PolledCommunicator {
 
  protected:
   std::optional<ControlMessage> refusal() const override { return left_refusal; }
-  ControlChannel& control() override { return script; }
+  ControlLinks& control() override { return script; }
   std::unique_ptr<Transfers> start(ExchangeArgs /*args*/, Traffic& /*traffic*/) override {
     return std::make_unique<SilentTransfers>();
   }

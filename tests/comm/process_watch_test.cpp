@@ -1,5 +1,3 @@
-#include "comm/process_watch.hpp"
-
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -7,6 +5,7 @@
 #include <thread>
 
 #include "comm/child_process.hpp"
+#include "comm/polled/process_end.hpp"
 
 namespace crossdock::comm {
 namespace {

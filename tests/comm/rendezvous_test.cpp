@@ -1,5 +1,5 @@
 // Headers and messages of the rendezvous, without ranks.
-#include "comm/rendezvous.hpp"
+#include "comm/agreement/rendezvous.hpp"
 
 #include <gtest/gtest.h>
 

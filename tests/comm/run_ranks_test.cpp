@@ -8,9 +8,11 @@
 #include <functional>
 #include <future>
 #include <limits>
+#include <new>
 #include <thread>
 
 #include "crossdock/threads.hpp"
+#include "support/missing_memory.hpp"
 
 namespace crossdock {
 namespace {
@@ -24,6 +26,14 @@ TEST(RunRanks, RunsTheBodyOncePerRank) {
     ranks_seen |= 1 << group.rank();
   });
   EXPECT_EQ(ranks_seen, 0b11111);
+}
+
+TEST(RunRanks, AnExceptionArrivesWithoutMemoryForItsReason) {
+  const auto fail = [](Group& /*group*/) {
+    MissingSmallMemory::begin();
+    throw std::bad_alloc();
+  };
+  EXPECT_THROW(run_ranks(1, fail), std::bad_alloc);
 }
 
 TEST(RunRanks, RefusesNumbersOfRanksThatCannotBe) {

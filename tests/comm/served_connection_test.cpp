@@ -1,5 +1,3 @@
-#include "comm/served_connection.hpp"
-
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -19,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/memory/descriptor_socket.hpp"
 #include "crossdock/error.hpp"
 #include "support/forked_child.hpp"
 

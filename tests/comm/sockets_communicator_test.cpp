@@ -13,13 +13,13 @@
 #include <thread>
 #include <vector>
 
-#include "comm/agreed_failure.hpp"
-#include "comm/process_watch.hpp"
-#include "comm/sockets/blob.hpp"
+#include "comm/failure.hpp"
+#include "comm/memory/window.hpp"
+#include "comm/polled/process_end.hpp"
 #include "comm/sockets/communicator.hpp"
-#include "comm/sockets/nodes.hpp"
+#include "comm/sockets/directory.hpp"
+#include "comm/sockets/node_memory.hpp"
 #include "comm/sockets_ranks.hpp"
-#include "comm/window.hpp"
 
 namespace crossdock::testing {
 namespace {
@@ -92,10 +92,11 @@ TEST(Sockets, ASubgroupThatOneRankCannotMakeIsTheSameErrorOnAllRanks) {
     run_threads(4, options, [](Communicator& communicator) {
       auto& directory =
           dynamic_cast<const comm::SocketsCommunicator&>(communicator).endpoint().directory();
-      uint64_t num_channels = 0;
+      uint64_t num_communicators = 0;
       if (communicator.rank() == 1) {
         const auto fill = [&] {
-          for (; true; ++num_channels) directory.publish(num_channels + 1, /*descriptor=*/-1);
+          for (; true; ++num_communicators)
+            directory.publish(num_communicators + 1, /*descriptor=*/-1);
         };
         EXPECT_EQ(outcome_of(fill).code, ErrorCode::kCapacity);
       }
@@ -104,7 +105,7 @@ TEST(Sockets, ASubgroupThatOneRankCannotMakeIsTheSameErrorOnAllRanks) {
       EXPECT_EQ(outcome.code, ErrorCode::kCapacity) << outcome.message;
       EXPECT_EQ(outcome.culprit, 1);
       EXPECT_THAT(outcome.message, HasSubstr("at most 1024 groups"));
-      for (uint64_t i = 0; i < num_channels; ++i) directory.withdraw(i + 1);
+      for (uint64_t i = 0; i < num_communicators; ++i) directory.withdraw(i + 1);
       exchange(communicator, 10);
       exchange(*communicator.subgroup(all), 10);
       exchange(communicator, 10);  // nobody leaves before all have finished

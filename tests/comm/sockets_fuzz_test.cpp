@@ -12,10 +12,9 @@
 #include <random>
 #include <thread>
 
-#include "comm/sockets/blob.hpp"
 #include "comm/sockets/connection.hpp"
+#include "comm/sockets/directory.hpp"
 #include "comm/sockets/endpoint.hpp"
-#include "comm/sockets/frame.hpp"
 #include "comm/sockets/store.hpp"
 
 namespace crossdock::comm {
@@ -116,7 +115,7 @@ TEST(StoreBlobs, AreRefusedIfMalformed) {
 TEST(Frames, OfAnyBytesNeitherCrashNorGrow) {
   Random random(3);
   const Bytes control =
-      frame({.kind = FrameHeader::Kind::kControl, .channel = 1}, ControlMessage{});
+      frame({.kind = FrameHeader::Kind::kControl, .comm_id = 1}, ControlMessage{});
   for (int round = 0; round < kNumRounds; ++round) {
     int ends[2] = {};
     ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
@@ -136,7 +135,7 @@ TEST(Frames, OfAnyBytesNeitherCrashNorGrow) {
 
 TEST(Frames, AreOversizedIfTheyClaimMoreThanTheLimit) {
   FrameHeader header{
-      .kind = FrameHeader::Kind::kData, .payload_bytes = kMaxPayloadBytes, .channel = 1};
+      .kind = FrameHeader::Kind::kData, .payload_bytes = kMaxPayloadBytes, .comm_id = 1};
   EXPECT_TRUE(is_valid(header, true));
   EXPECT_FALSE(is_valid(header, false));
   header.payload_bytes = kMaxPayloadBytes + 1;
@@ -158,7 +157,7 @@ class ListeningRank : public ::testing::Test {
     endpoint_ =
         std::make_unique<Endpoint>(std::move(listener), std::make_unique<Directory>(secret_),
                                    std::move(world), SocketsOptions{.window_bytes = 4096}, limits);
-    endpoint_->open_channel(1);
+    endpoint_->open_communicator(1);
   }
 
   Bytes hello() const {
@@ -251,7 +250,7 @@ TEST_F(ListeningRank, NamesAPeerThatSendsMalformedFrames) {
 TEST_F(ListeningRank, NamesAPeerThatSendsMoreThanItsCredit) {
   const Socket peer = say(hello());
   const Bytes data =
-      frame({.kind = FrameHeader::Kind::kData, .channel = 1}, std::array<std::byte, 3000>{});
+      frame({.kind = FrameHeader::Kind::kData, .comm_id = 1}, std::array<std::byte, 3000>{});
   for (int i = 0; i < 2; ++i) {
     send(peer.descriptor(), data.data(), data.size(), MSG_NOSIGNAL);
   }
@@ -275,7 +274,7 @@ TEST_F(ListeningRank, HearsOutAPeerThatNoLongerListens) {
     }
     EXPECT_FALSE(endpoint_->end_of(1).has_value());
     const Bytes data =
-        frame({.kind = FrameHeader::Kind::kData, .channel = 1}, std::array<std::byte, 100>{});
+        frame({.kind = FrameHeader::Kind::kData, .comm_id = 1}, std::array<std::byte, 100>{});
     send(peer.descriptor(), data.data(), data.size(), MSG_NOSIGNAL);
     EXPECT_TRUE(polls_until([&] { return endpoint_->has_unread(1, 1); }));
     EXPECT_FALSE(endpoint_->end_of(1).has_value());
@@ -288,12 +287,12 @@ TEST(Connection, ReadsWhatAPeerSentBeforeItsEndAlsoIfItCannotWrite) {
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()), 0);
   Connection connection(Socket(ends[0]), /*peer=*/1, /*is_connecting=*/false);
   const Bytes control =
-      frame({.kind = FrameHeader::Kind::kControl, .channel = 1}, ControlMessage{});
+      frame({.kind = FrameHeader::Kind::kControl, .comm_id = 1}, ControlMessage{});
   ASSERT_EQ(send(ends[1], control.data(), control.size(), MSG_NOSIGNAL),
             static_cast<ssize_t>(control.size()));
   ::close(ends[1]);
   const Bytes data(100);
-  connection.send_data({.kind = FrameHeader::Kind::kData, .payload_bytes = 100, .channel = 1},
+  connection.send_data({.kind = FrameHeader::Kind::kData, .payload_bytes = 100, .comm_id = 1},
                        data);
   EXPECT_FALSE(connection.takes_data());
   EXPECT_FALSE(connection.is_flushed());  // the written bytes are lost
@@ -314,7 +313,7 @@ TEST_F(ListeningRank, KeepsAPeerOutOfReachOfManySilentStrangers) {
   for (int i = 0; i < 200; ++i) strangers.push_back(say({std::byte{1}}));
   const Socket peer = say(hello());
   const Bytes control =
-      frame({.kind = FrameHeader::Kind::kControl, .channel = 1}, ControlMessage{});
+      frame({.kind = FrameHeader::Kind::kControl, .comm_id = 1}, ControlMessage{});
   send(peer.descriptor(), control.data(), control.size(), MSG_NOSIGNAL);
   EXPECT_TRUE(polls_until([&] { return endpoint_->take_control(1).has_value(); }));
   EXPECT_FALSE(endpoint_->end_of(1).has_value());
@@ -358,7 +357,7 @@ TEST_F(HastyRank, DropsAndCountsSilentStrangers) {
       polls_until([&] { return endpoint_->counters().refused_connections == kMaxStrangers + 1; }));
   const Socket peer = say(hello());
   const Bytes control =
-      frame({.kind = FrameHeader::Kind::kControl, .channel = 1}, ControlMessage{});
+      frame({.kind = FrameHeader::Kind::kControl, .comm_id = 1}, ControlMessage{});
   send(peer.descriptor(), control.data(), control.size(), MSG_NOSIGNAL);
   EXPECT_TRUE(polls_until([&] { return endpoint_->take_control(1).has_value(); }));
 }
@@ -372,9 +371,9 @@ TEST_P(FaultyPeer, IsEitherUnderstoodOrNamed) {
   for (int i = 0; i < 100 && !endpoint_->end_of(1); ++i) {
     const Bytes valid =
         random() % 2 == 0
-            ? frame({.kind = FrameHeader::Kind::kControl, .channel = random() % 3},
+            ? frame({.kind = FrameHeader::Kind::kControl, .comm_id = random() % 3},
                     ControlMessage{})
-            : frame({.kind = FrameHeader::Kind::kData, .channel = 1, .position = random() % 2},
+            : frame({.kind = FrameHeader::Kind::kData, .comm_id = 1, .position = random() % 2},
                     std::array<std::byte, 100>{});
     const Bytes bytes = mutated(valid, random);
     send(peer.descriptor(), bytes.data(), bytes.size(), MSG_NOSIGNAL);

@@ -16,7 +16,7 @@ namespace {
 using Bytes = std::vector<std::byte>;
 using Random = std::mt19937_64;
 
-constexpr uint64_t kChannel = 1;
+constexpr uint64_t kCommId = 1;
 constexpr int64_t kWindowBytes = 2048;
 
 /// The control message with this number.
@@ -40,18 +40,18 @@ struct Side {
   std::vector<uint64_t> messages;  // numbers, as received
   Bytes bytes;                     // as received
 
-  void send_message() { endpoint->send_control(kChannel, peer, message(num_messages_sent++)); }
+  void send_message() { endpoint->send_control(kCommId, peer, message(num_messages_sent++)); }
   void write(size_t max_bytes) {
     Bytes next(max_bytes);
     for (size_t i = 0; i < max_bytes; ++i) next[i] = byte_at(num_bytes_sent + i);
-    num_bytes_sent += endpoint->write(kChannel, peer, next);
+    num_bytes_sent += endpoint->write(kCommId, peer, next);
   }
   void take() {
-    while (const auto taken = endpoint->take_control(kChannel)) {
+    while (const auto taken = endpoint->take_control(kCommId)) {
       messages.push_back(taken->second.exchange);
     }
     std::array<std::byte, 700> next{};
-    const size_t num_bytes = endpoint->read(kChannel, peer, next);
+    const size_t num_bytes = endpoint->read(kCommId, peer, next);
     bytes.insert(bytes.end(), next.begin(), next.begin() + static_cast<ptrdiff_t>(num_bytes));
   }
   void poll() {
@@ -90,7 +90,7 @@ class Pair {
           std::move(listeners[rank]), std::make_unique<Directory>(world.own().secret), world,
           SocketsOptions{.chunk_bytes = 500, .window_bytes = kWindowBytes},
           StrangerLimits{.max_strangers = 1, .busy_time = std::chrono::hours(1)});
-      sides_[rank].endpoint->open_channel(kChannel);
+      sides_[rank].endpoint->open_communicator(kCommId);
     }
   }
 

@@ -13,10 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "comm/descriptor_socket.hpp"
 #include "comm/group_runner.hpp"
-#include "comm/served_connection.hpp"
-#include "comm/window.hpp"
+#include "comm/memory/descriptor_socket.hpp"
+#include "comm/memory/window.hpp"
 #include "core/descriptor.hpp"
 #include "crossdock/sockets.hpp"
 #include "support/forked_child.hpp"

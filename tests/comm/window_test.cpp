@@ -1,4 +1,4 @@
-#include "comm/window.hpp"
+#include "comm/memory/window.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,6 +10,7 @@
 
 #include "crossdock/group.hpp"
 #include "support/file_size_limit.hpp"
+#include "support/missing_memory.hpp"
 
 namespace crossdock::comm {
 namespace {
@@ -99,6 +100,16 @@ TEST_P(Window, ALargeBlockIsNotWastedOnASmallLease) {
   owner.take(10 * 4096);
   owner.take(4096);
   EXPECT_EQ(owner.bytes_held(), 11 * 4096);
+}
+
+TEST_P(Window, ALeaseForWhichThereIsNoMemoryIsGivenBack) {
+  owner.take(10000);
+  {
+    const MissingSmallMemory missing;
+    EXPECT_ANY_THROW(owner.take(10000));
+  }
+  owner.take(10000);
+  EXPECT_EQ(owner.bytes_held(), 12288);
 }
 
 TEST_P(Window, AReleasedBlockIsHandedOutAgain) {

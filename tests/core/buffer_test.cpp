@@ -57,6 +57,19 @@ TEST(BufferPool, HandsTheSameMemoryOutAgain) {
   EXPECT_EQ(pool.take((1 << 20) - 5000).data(), first);
 }
 
+TEST(BufferPool, FreesABlockThatItHasNoMemoryToKeep) {
+  BufferPool pool;
+  for (int i = 0; i < 2; ++i) {
+    Buffer buffer = pool.take(1 << 20);
+    {
+      const MissingSmallMemory missing;
+      buffer = {};
+    }
+    EXPECT_EQ(pool.bytes_in_use(), 0);
+    EXPECT_EQ(pool.bytes_held(), 0);
+  }
+}
+
 TEST(BufferPool, DoesNotWasteALargeBlockOnASmallRequest) {
   BufferPool pool;
   std::byte* large = nullptr;

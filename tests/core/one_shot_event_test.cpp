@@ -1,5 +1,3 @@
-#include "core/one_shot_event.hpp"
-
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -9,6 +7,8 @@
 #include <semaphore>
 #include <thread>
 #include <utility>
+
+#include "core/threading.hpp"
 
 namespace crossdock {
 namespace {

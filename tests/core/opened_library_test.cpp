@@ -1,8 +1,7 @@
-#include "core/opened_library.hpp"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "core/process.hpp"
 #include "support/message_of.hpp"
 
 namespace crossdock {

@@ -110,7 +110,7 @@ TEST(Candidates, OfTwoThatCostTheSameTheEarlierIsChosen) {
   for (const std::string name : {"second", "first"}) {
     list.add([name] { return std::make_unique<Mine>(name, 0.5); });
   }
-  EXPECT_EQ(resolve_strategy("auto", kConfig, Topology::uniform(8, 4), list), "second");
+  EXPECT_EQ(resolve_strategy("auto", kConfig, Topology::uniform(8, 4), list).name, "second");
 }
 
 TEST(Candidates, OneAloneIsChosenAndItsReasonNamesNoOther) {

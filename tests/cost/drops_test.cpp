@@ -5,10 +5,10 @@
 #include <numeric>
 #include <random>
 
-#include "cost/route_sums.hpp"
+#include "cost/step_sizes.hpp"
 #include "cost/top_k_odds.hpp"
 #include "crossdock/planner.hpp"
-#include "plan/capacity.hpp"
+#include "plan/local_routes.hpp"
 
 namespace crossdock {
 namespace {

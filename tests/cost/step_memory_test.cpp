@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/window.hpp"
+#include "comm/memory/window.hpp"
 #include "cost/step_sizes.hpp"
 #include "crossdock/crossdock.hpp"
 #include "dispatch/random_case.hpp"

@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "cost/route_sums.hpp"
 #include "cost/step_sizes.hpp"
 #include "cost/top_k_odds.hpp"
 #include "crossdock/crossdock.hpp"

@@ -141,11 +141,11 @@ TEST(DispatchChunks, HaveTheirRowsWhenTheyAreAnnounced) {
 class Plain : public ForwardingStrategy {
  public:
   Plain() : ForwardingStrategy(make_strategy("alltoall")) {}
-  void scatter_chunks(const Exchange& exchange, std::span<const RowPart> parts,
+  void scatter_chunks(const StrategyCall& strategy_call, std::span<const RowPart> parts,
                       std::span<const ExpertChunk> chunks,
                       const std::function<void(size_t)>& arrived) override {
     // What a strategy inherits. NOLINTNEXTLINE(bugprone-parent-virtual-call)
-    Strategy::scatter_chunks(exchange, parts, chunks, arrived);
+    Strategy::scatter_chunks(strategy_call, parts, chunks, arrived);
   }
 };
 

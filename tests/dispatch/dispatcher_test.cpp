@@ -3,9 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <mutex>
 #include <numeric>
+#include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "crossdock/extend/strategy.hpp"
 #include "crossdock/tensor.hpp"
@@ -362,6 +366,41 @@ INSTANTIATE_TEST_SUITE_P(Threads, EveryStrategy, testing::ValuesIn(settings()),
                          [](const auto& info) {
                            return info.param.strategy + "_" + std::to_string(info.param.P);
                          });
+
+using Lines = std::vector<std::string>;
+
+// What two ranks say when they make a dispatcher.
+Lines lines_of(LogLevel level, std::string_view strategy, bool throws = false) {
+  std::mutex mutex;
+  Lines lines;
+  const OnLog on_log = [&](LogLevel /*level*/, const std::string& line) {
+    const std::lock_guard lock(mutex);
+    lines.push_back(line);
+    if (throws) throw std::runtime_error("ignored");
+  };
+  run_ranks(2,
+            [&](Group& group) {
+              const Dispatcher dispatcher(group, {.num_experts = 4, .top_k = 2, .width = 4},
+                                          strategy);
+            },
+            {.group = {.on_log = on_log, .log_level = level}});
+  return lines;
+}
+
+TEST(Log, SharedChoicesComeFromRankZeroAlone) {
+  const Lines lines = lines_of(LogLevel::kInfo, "auto");
+  ASSERT_EQ(lines.size(), 2U);
+  EXPECT_EQ(lines[0], "rank 0 of 2: ranks: 2, nodes: 1, communicator: threads");
+  EXPECT_TRUE(lines[1].starts_with("rank 0 of 2: strategy direct: ")) << lines[1];
+  EXPECT_EQ(lines_of(LogLevel::kInfo, "alltoall").back(),
+            "rank 0 of 2: strategy alltoall: as given");
+}
+
+TEST(Log, LevelsAndListenersThatThrowChangeNothingElse) {
+  EXPECT_TRUE(lines_of(LogLevel::kNone, "auto").empty());
+  EXPECT_EQ(lines_of(LogLevel::kDebug, "auto").size(), 4U);
+  EXPECT_EQ(lines_of(LogLevel::kInfo, "auto", /*throws=*/true).size(), 2U);
+}
 
 }  // namespace
 }  // namespace crossdock

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "crossdock/tensor.hpp"
-#include "plan/capacity.hpp"
 #include "plan/local_routes.hpp"
 
 namespace crossdock {

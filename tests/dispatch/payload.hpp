@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "cost/route_sums.hpp"
+#include "cost/step_sizes.hpp"
 #include "crossdock/crossdock.hpp"
 #include "plan/placement.hpp"
 

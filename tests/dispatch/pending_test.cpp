@@ -173,6 +173,15 @@ TEST(Pending, EndsADispatchOfWhichOneChunkWasTaken) {
   });
 }
 
+TEST(Pending, HasNoMoreChunksOnceItIsFinished) {
+  run_logged([](const Owned& dispatcher, const ConstTensorView& x, const Events& /*log*/) {
+    Pending<DispatchResult> pending = dispatcher->begin_dispatch(Plan(), {.x = x});
+    EXPECT_TRUE(dispatcher->next_chunk(pending));
+    static_cast<void>(dispatcher->finish(std::move(pending)));
+    EXPECT_FALSE(dispatcher->next_chunk(pending));  // NOLINT(bugprone-use-after-move)
+  });
+}
+
 TEST(Pending, ThatCouldNotBeginKeepsNothing) {
   run_logged([](const Owned& dispatcher, const ConstTensorView& y, const Events& log) {
     int32_t nothing = 0;

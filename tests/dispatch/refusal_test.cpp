@@ -283,35 +283,35 @@ class FailsOnRankOne : public ForwardingStrategy {
   FailsOnRankOne(const std::string& name, const Failure& failure)
       : ForwardingStrategy(make_strategy(name)), failure_(failure) {}
 
-  std::shared_ptr<const void> prepare(const Exchange& exchange) override {
-    pass("prepare", exchange);
-    return inner().prepare(exchange);
+  std::shared_ptr<const void> prepare(const StrategyCall& call) override {
+    pass("prepare", call);
+    return inner().prepare(call);
   }
-  void scatter(const Exchange& exchange, std::span<const RowPart> parts) override {
-    pass("scatter", exchange);
-    inner().scatter(exchange, parts);
+  void scatter(const StrategyCall& call, std::span<const RowPart> parts) override {
+    pass("scatter", call);
+    inner().scatter(call, parts);
   }
-  void gather_sum(const Exchange& exchange, const GatherSumArgs& args) override {
-    pass("gather_sum", exchange);
-    inner().gather_sum(exchange, args);
+  void gather_sum(const StrategyCall& call, const GatherSumArgs& args) override {
+    pass("gather_sum", call);
+    inner().gather_sum(call, args);
   }
-  void gather_partial_sums(const Exchange& exchange, const GatherSumArgs& args) override {
-    pass("gather_partial_sums", exchange);
-    inner().gather_partial_sums(exchange, args);
+  void gather_partial_sums(const StrategyCall& call, const GatherSumArgs& args) override {
+    pass("gather_partial_sums", call);
+    inner().gather_partial_sums(call, args);
   }
-  void scatter_routes(const Exchange& exchange, ConstTensorView routes, TensorView rows) override {
-    pass("scatter_routes", exchange);
-    inner().scatter_routes(exchange, routes, rows);
+  void scatter_routes(const StrategyCall& call, ConstTensorView routes, TensorView rows) override {
+    pass("scatter_routes", call);
+    inner().scatter_routes(call, routes, rows);
   }
-  void gather_routes(const Exchange& exchange, ConstTensorView rows, TensorView routes) override {
-    pass("gather_routes", exchange);
-    inner().gather_routes(exchange, rows, routes);
+  void gather_routes(const StrategyCall& call, ConstTensorView rows, TensorView routes) override {
+    pass("gather_routes", call);
+    inner().gather_routes(call, rows, routes);
   }
 
  private:
-  void pass(std::string_view member, const Exchange& exchange) const {
-    const bool is_due = member == failure_.member && exchange.operation == failure_.operation;
-    if (is_due && exchange.group.rank() == 1) throw std::bad_alloc();
+  void pass(std::string_view member, const StrategyCall& call) const {
+    const bool is_due = member == failure_.member && call.operation == failure_.operation;
+    if (is_due && call.group.rank() == 1) throw std::bad_alloc();
   }
 
   Failure failure_;

@@ -7,9 +7,8 @@
 
 #include "crossdock/error.hpp"
 #include "dispatch/kept_routes.hpp"
-#include "plan/capacity.hpp"
-#include "plan/config_check.hpp"
 #include "plan/local_routes.hpp"
+#include "plan/plan_builder.hpp"
 #include "support/message_of.hpp"
 
 namespace crossdock {

@@ -60,7 +60,8 @@ INSTANTIATE_TEST_SUITE_P(
     All, CudaExpertsForm,
     ::testing::Combine(::testing::Values(Activation::kSwiglu, Activation::kClampedSwiglu,
                                          Activation::kGeglu, Activation::kGelu,
-                                         Activation::kGeluTanh, Activation::kSquaredRelu),
+                                         Activation::kGeluTanh, Activation::kSquaredRelu,
+                                         Activation::kGegluTanh, Activation::kLimitedSwiglu),
                        ::testing::Values(DType::kF32, DType::kBF16, DType::kF16),
                        ::testing::Values(WeightsIn::kCombine, WeightsIn::kExperts)),
     [](const auto& info) {

@@ -137,8 +137,11 @@ struct ExpertTensors {
     const auto weights = [&](std::vector<double> Weights::*member, Shape shape) {
       return reference::to_tensor(dtype, shape, test.gathered(member));
     };
-    const Shape w1_shape{E_local, hidden, D};
-    const Shape w2_shape{E_local, D, config.inner};
+    const auto matrix = [&](int64_t height, int64_t width) {
+      return config.transposed ? Shape{E_local, width, height} : Shape{E_local, height, width};
+    };
+    const Shape w1_shape = matrix(hidden, D);
+    const Shape w2_shape = matrix(D, config.inner);
     w1 = weights(&Weights::w1, w1_shape);
     w2 = weights(&Weights::w2, w2_shape);
     if (test.with_bias) {

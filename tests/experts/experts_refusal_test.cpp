@@ -69,6 +69,14 @@ TEST(Experts, RefuseWeightsAndSegmentsOfTheWrongShape) {
   EXPECT_THAT([&] { two.forward(args); }, refusal("end at row 2^60 at most, got start 2"));
 }
 
+TEST(Experts, RefuseTransposedWeightsOnAGpu) {
+  const Experts experts({.num_local_experts = 1, .width = 4, .inner = 3, .transposed = true});
+  SmallExperts small;
+  ExpertsForwardArgs args = small.forward_args();
+  args.rows.device = {DeviceKind::kCuda, 0};
+  EXPECT_THAT([&] { experts.forward(args); }, refusal("transposed weights are supported in host"));
+}
+
 TEST(Experts, RefuseOutputsThatOverlapInputs) {
   SmallExperts small;
   const Experts& experts = small.experts;

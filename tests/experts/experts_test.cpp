@@ -49,7 +49,8 @@ INSTANTIATE_TEST_SUITE_P(
     All, EveryForm,
     ::testing::Combine(::testing::Values(Activation::kSwiglu, Activation::kClampedSwiglu,
                                          Activation::kGeglu, Activation::kGelu,
-                                         Activation::kGeluTanh, Activation::kSquaredRelu),
+                                         Activation::kGeluTanh, Activation::kSquaredRelu,
+                                         Activation::kGegluTanh, Activation::kLimitedSwiglu),
                        ::testing::Values(DType::kF64, DType::kF32, DType::kBF16, DType::kF16),
                        ::testing::Values(WeightsIn::kCombine, WeightsIn::kExperts)),
     [](const auto& info) {
@@ -57,6 +58,43 @@ INSTANTIATE_TEST_SUITE_P(
              std::string(name_of(std::get<1>(info.param))) +
              (std::get<2>(info.param) == WeightsIn::kCombine ? "_combine" : "_experts");
     });
+
+// matrices [count, height, width] -> [count, width, height]
+std::vector<double> transposed(const std::vector<double>& matrices, int64_t height, int64_t width) {
+  std::vector<double> result;
+  for (size_t first = 0; first < matrices.size(); first += static_cast<size_t>(height * width)) {
+    for (int64_t column = 0; column < width; ++column) {
+      for (int64_t row = 0; row < height; ++row) {
+        result.push_back(matrices[first + static_cast<size_t>(row * width + column)]);
+      }
+    }
+  }
+  return result;
+}
+
+TEST(Experts, TransposedWeightsGiveTheSameBits) {
+  for (const DType dtype : {DType::kF64, DType::kF32, DType::kBF16}) {
+    for (const Activation activation : {Activation::kClampedSwiglu, Activation::kGelu}) {
+      const ExpertsConfig config{.width = 24,
+                                 .inner = 20,
+                                 .activation = activation,
+                                 .interleaved = is_gated(activation),
+                                 .limit = kLimit,
+                                 .dtype = dtype};
+      const int64_t hidden = config.hidden_width();
+      ExpertCase test(config, {3, 0, 40, 1}, true);
+      ExpertResult wanted = run_experts(test);
+      wanted.w1 = transposed(wanted.w1, hidden, config.width);
+      wanted.w2 = transposed(wanted.w2, config.width, config.inner);
+      test.config.transposed = true;
+      for (reference::MlpWeights& expert : test.experts) {
+        expert.w1 = transposed(expert.w1, hidden, config.width);
+        expert.w2 = transposed(expert.w2, config.width, config.inner);
+      }
+      EXPECT_EQ(run_experts(test), wanted) << name_of(dtype) << " " << name_of(activation);
+    }
+  }
+}
 
 ExpertsConfig small_config(DType dtype) {
   return {.width = 16, .inner = 8, .dtype = dtype};

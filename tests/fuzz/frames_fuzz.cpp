@@ -7,7 +7,7 @@
 #include <cstring>
 #include <memory>
 
-#include "comm/sockets/blob.hpp"
+#include "comm/sockets/directory.hpp"
 #include "comm/sockets/endpoint.hpp"
 #include "comm/sockets/store.hpp"
 #include "fuzz/input.hpp"

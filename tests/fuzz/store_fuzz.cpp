@@ -10,8 +10,8 @@
 #include <cstring>
 #include <thread>
 
-#include "comm/control_message.hpp"
-#include "comm/sockets/blob.hpp"
+#include "comm/polled/control_message.hpp"
+#include "comm/sockets/directory.hpp"
 #include "comm/sockets/store.hpp"
 #include "fuzz/input.hpp"
 

@@ -55,6 +55,12 @@ endif()
 if(KIND STREQUAL "static" AND EXISTS ${prefix}/bin/crossdock)
   message(STATUS "the installed command")
   run(${prefix}/bin/crossdock info)
+  foreach(file man/man1/crossdock.1 man/man1/crossdock-run.1 bash-completion/completions/crossdock
+               zsh/site-functions/_crossdock fish/vendor_completions.d/crossdock.fish)
+    if(NOT EXISTS ${prefix}/share/${file})
+      message(FATAL_ERROR "share/${file} is not installed")
+    endif()
+  endforeach()
 endif()
 
 if(NOT PKG_CONFIG)

@@ -19,7 +19,7 @@ extern const Router& router;
 extern Dispatcher& dispatcher;
 extern MoeLayer& layer;
 extern const Error& error;
-extern const Exchange& exchange;
+extern const StrategyCall& call;
 extern const Plan& plan;
 extern const Plan& plan_a;
 extern const Plan& plan_b;

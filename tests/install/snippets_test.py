@@ -20,7 +20,10 @@ import sys
 # Structs that a caller makes; the others are results.
 GIVEN = re.compile(r"struct (?:CROSSDOCK_API )?(\w*(?:Args|Config|Options|Weights|Gradients|Routing|Inputs?|Counts|Update|Segments))\b.*{$")
 FLAGS = ["-Wall", "-Wextra", "-Wno-unused-variable", "-Werror", "-fsyntax-only"]  # a fragment need not use its variables
-PYTHON_PAGES = {"python", "pytorch", "megatron", "torchtitan", "training"}
+PYTHON_PAGES = {
+    *("checkpoints", "python", "pytorch", "megatron", "torchtitan", "training", "transformers"),
+    *("coming_from", "inference", "troubleshooting", "tuning", "tutorial"),
+}
 LANGUAGES = {".cpp": ["-std=c++20"], ".c": ["-x", "c", "-std=c99", "-pedantic"]}
 CALL = re.compile(r"`([a-z_]+(?:\.[a-z_]+)+\([^`]*\))`")
 MEMBER = re.compile(r"^  +(?!using|friend|static|return|explicit|virtual)(?:[\w:<>, *]+ )?\w+;")

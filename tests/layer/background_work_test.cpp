@@ -1,5 +1,3 @@
-#include "layer/background_work.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,6 +6,8 @@
 #include <stdexcept>
 #include <thread>
 #include <vector>
+
+#include "layer/overlap.hpp"
 
 namespace crossdock {
 namespace {

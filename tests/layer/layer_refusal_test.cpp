@@ -384,10 +384,10 @@ class WithoutMemory : public ForwardingStrategy {
  public:
   explicit WithoutMemory(bool is_short)
       : ForwardingStrategy(make_strategy("alltoall")), is_short_(is_short) {}
-  OwnedTensor allocate_rows(const Exchange& exchange, DType dtype, Shape shape) override {
-    if (is_short_ && std::string_view(exchange.operation) == "allocate_rows")
+  OwnedTensor allocate_rows(const StrategyCall& strategy_call, DType dtype, Shape shape) override {
+    if (is_short_ && std::string_view(strategy_call.operation) == "allocate_rows")
       throw std::bad_alloc();
-    return inner().allocate_rows(exchange, dtype, shape);
+    return inner().allocate_rows(strategy_call, dtype, shape);
   }
 
  private:

@@ -91,10 +91,10 @@ class Interrupted : public ForwardingStrategy {
  public:
   Interrupted(std::string_view name, std::function<void()> between)
       : ForwardingStrategy(make_strategy(name)), between_(std::move(between)) {}
-  void scatter_chunks(const Exchange& exchange, std::span<const RowPart> parts,
+  void scatter_chunks(const StrategyCall& call, std::span<const RowPart> parts,
                       std::span<const ExpertChunk> chunks,
                       const std::function<void(size_t)>& arrived) override {
-    inner().scatter_chunks(exchange, parts, chunks, [&](size_t i) {
+    inner().scatter_chunks(call, parts, chunks, [&](size_t i) {
       arrived(i);
       if (i == 0) between_();
     });

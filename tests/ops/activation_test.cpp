@@ -57,14 +57,16 @@ TEST_P(EveryActivation, StaysFiniteForLargeInputs) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, EveryActivation, ::testing::Range(0, 6), [](const auto& info) {
-  return std::string(name_of(static_cast<Activation>(info.param)));
-});
+INSTANTIATE_TEST_SUITE_P(All, EveryActivation,
+                         ::testing::Range(0, static_cast<int>(kActivationNames.size())),
+                         [](const auto& info) {
+                           return std::string(name_of(static_cast<Activation>(info.param)));
+                         });
 
 TEST(Activation, ReadsInterleavedInputAsTheSameValuesInAnotherOrder) {
   const int64_t F = 5;
-  for (const Activation kind :
-       {Activation::kSwiglu, Activation::kClampedSwiglu, Activation::kGeglu}) {
+  for (const Activation kind : {Activation::kSwiglu, Activation::kClampedSwiglu, Activation::kGeglu,
+                                Activation::kGegluTanh, Activation::kLimitedSwiglu}) {
     std::vector<float> h(2 * F);
     std::vector<float> mixed(2 * F);
     for (size_t i = 0; i < F; ++i) {
@@ -91,6 +93,9 @@ TEST(Activation, HasTheValuesOfItsFormula) {
   EXPECT_NEAR(value(Activation::kGeglu, {1.0, 3.0}), 3.0 * 0.84134474606854293, 1e-14);
   EXPECT_NEAR(value(Activation::kGelu, {-1.0}), -0.15865525393145707, 1e-15);
   EXPECT_NEAR(value(Activation::kGeluTanh, {1.0}), 0.8411919906082768, 1e-15);
+  EXPECT_NEAR(value(Activation::kGegluTanh, {1.0, 3.0}), 3.0 * 0.8411919906082768, 1e-14);
+  EXPECT_NEAR(value(Activation::kLimitedSwiglu, {9.0, -8.0}), 7.0 / (1.0 + std::exp(-7.0)) * -7.0,
+              1e-13);
   EXPECT_EQ(value(Activation::kSquaredRelu, {3.0}), 9.0);
   EXPECT_EQ(value(Activation::kSquaredRelu, {-3.0}), 0.0);
 }

@@ -1,9 +1,9 @@
-#include "ops/grouped_gemm.hpp"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <vector>
+
+#include "ops/gemm.hpp"
 
 namespace crossdock::ops {
 namespace {

@@ -7,7 +7,6 @@
 #include "crossdock/error.hpp"
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/kept_routes.hpp"
-#include "plan/config_check.hpp"
 #include "plan/plan_builder.hpp"
 
 namespace crossdock {

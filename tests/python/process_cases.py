@@ -80,6 +80,33 @@ def interrupted():
         sys.exit(4)
 
 
+def signalled(raised):
+    """A handler of the program raises while rank 0 waits, before the notice of the wait. Rank 1 arrives after the notice."""
+
+    class Stop(BaseException):
+        pass
+
+    def handle(*_):
+        raise {"Stop": Stop, "TimeoutError": TimeoutError}[raised]
+
+    signal.signal(signal.SIGTERM, handle)
+    notices = []
+    group = crossdock.Group.from_environment(on_wait=notices.append, notice_after=1)
+    dispatcher = step(group)
+    print("ready", flush=True)
+    if RANK == 1:
+        time.sleep(4)
+        try:
+            step(group, dispatcher)
+        except crossdock.Error as error:
+            print(error, flush=True)
+        return
+    try:
+        step(group, dispatcher)
+    except (Stop, TimeoutError) as exception:
+        print(type(exception).__name__, len(notices), flush=True)
+
+
 def interrupted_in_set_up():
     """Rank 1 never joins."""
     print("ready", flush=True)

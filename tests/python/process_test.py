@@ -62,6 +62,17 @@ def test_ctrl_c_ends_a_wait(processes):
     assert ended[1][0] == 4 and ended[1][1].split()[1] == "0", ended
 
 
+@pytest.mark.parametrize("raised", ("Stop", "TimeoutError"))
+def test_a_signal_before_the_notice_of_a_wait_is_raised(processes, raised):
+    ranks = processes(2, "signalled", raised)
+    for rank in range(2):
+        ranks.await_line(rank, "ready")
+    time.sleep(0.3)
+    ranks.ranks[0].send_signal(signal.SIGTERM)
+    ended = ranks.finish()
+    assert ended[0][0] == 0 and ended[0][1].startswith(raised) and ended[0][2] == "", ended
+
+
 def test_ctrl_c_ends_the_set_up(processes):
     ranks = processes(2, "interrupted_in_set_up")
     ranks.await_line(0, "ready")

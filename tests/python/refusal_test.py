@@ -87,17 +87,17 @@ def rows_of(plan):
 @pytest.mark.parametrize(
     "call, wrong, words",
     (
-        ("plan", {"expert_ids": [[0, 1]]}, "expert_ids: dtype must be"),
-        *(("plan", {"expert_ids": tensor}, "expert_ids: dtype must be") for tensor in WRONG_TENSORS),
-        *(("plan", {"mask": tensor}, "mask: dtype must be") for tensor in WRONG_TENSORS),
-        ("plan", {"weights": NoConversion()}, "weights: dtype must be"),
-        ("dispatch", {"x": "tokens"}, "x: dtype must be"),
+        ("plan", {"expert_ids": [[0, 1]]}, "expert_ids: must be a numpy array, .*, got list"),
+        *(("plan", {"expert_ids": tensor}, "expert_ids: ") for tensor in WRONG_TENSORS),
+        *(("plan", {"mask": tensor}, "mask: ") for tensor in WRONG_TENSORS),
+        ("plan", {"weights": NoConversion()}, "weights: BufferError: not today"),
+        ("dispatch", {"x": "tokens"}, "x: must be a numpy array, .*, got str"),
         ("dispatch", {"num_chunks": 2**40}, r"num_chunks must be in \[-2147483648, 2147483647\], got 1099511627776"),
         ("dispatch", {"num_chunks": None}, "num_chunks"),
         ("dispatch", {"num_chunks": 1.5}, "num_chunks"),
         ("dispatch", {"num_chunks": NoText()}, "Unspeakable"),
         ("dispatch", {"on_chunk": 7}, "on_chunk must be a function, got int"),
-        ("dispatch", {"row_weights": "yes"}, "row_weights: dtype must be"),
+        ("dispatch", {"row_weights": "yes"}, "row_weights: must be a numpy array, .*, got str"),
         ("begin_dispatch", {"num_chunks": "two"}, "num_chunks"),
     ),
 )
@@ -118,13 +118,13 @@ def test_arguments_of_sums(wrong):
     def body(group):
         values, part = np.arange(4.0), np.zeros(2)
         expect_refusal(
-            group, "tensors: dtype must be", lambda is_wrong: group.all_reduce(values, wrong if is_wrong else part)
+            group, "array 1: ", lambda is_wrong: group.all_reduce(values, wrong if is_wrong else part)
         )
         expect_refusal(
-            group, "input: dtype must be", lambda is_wrong: group.reduce_scatter(wrong if is_wrong else values, part)
+            group, "array 0: ", lambda is_wrong: group.reduce_scatter(wrong if is_wrong else values, part)
         )
         expect_refusal(
-            group, "out: dtype must be", lambda is_wrong: group.reduce_scatter(values, wrong if is_wrong else part)
+            group, "array 1: ", lambda is_wrong: group.reduce_scatter(values, wrong if is_wrong else part)
         )
         group.reduce_scatter(values, part)
         assert part.tolist() == [4 * group.rank, 4 * group.rank + 2]
@@ -163,7 +163,7 @@ def test_plans_that_cannot_be_used(call, kind):
         ({"num_sequences": 2**64 + 1}, "num_sequences must be in .*, got 18446744073709551617"),
         ({"total_sequences": 2**64 + 1}, "total_sequences must be in .*, got 18446744073709551617"),
         ({"total_sequences": "3"}, "total_sequences"),
-        ({"x": [[1.0]]}, "x: dtype must be"),
+        ({"x": [[1.0]]}, "x: must be a numpy array, .*, got list"),
         ({"weights": None}, "AttributeError: .NoneType. object has no attribute"),
         ({"weights": ("gate", "experts")}, "AttributeError: .tuple. object has no attribute"),
         ({"weights": parameters()._replace(experts=7)}, "iter"),
@@ -189,7 +189,7 @@ def test_arguments_of_a_forward(wrong, words):
         ({"delay_dw": 2**40}, "delay_dw must be in .*, got 1099511627776"),
         ({"weights": None}, "AttributeError: .NoneType. object has no attribute"),
         ({"grads": None}, "AttributeError: .NoneType. object has no attribute"),
-        ({"grad_out": [[1.0]]}, "grad_out: dtype must be"),
+        ({"grad_out": [[1.0]]}, "grad_out: must be a numpy array, .*, got list"),
     ),
 )
 def test_arguments_of_a_backward(wrong, words):

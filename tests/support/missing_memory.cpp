@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <new>
 
 namespace crossdock {
 namespace {
@@ -12,6 +13,7 @@ constexpr int64_t kPageBytes = 4096;
 std::atomic<size_t> missing_bytes = 0;  // 0: nothing is missing
 std::atomic<int64_t> asked = 0;
 std::atomic<int64_t> granted = 0;  // allocations that still succeed
+thread_local bool is_small_missing = false;
 
 }  // namespace
 
@@ -29,7 +31,30 @@ int64_t MissingMemory::num_refused() {
   return std::max<int64_t>(0, asked - granted);
 }
 
+void MissingSmallMemory::begin() {
+  is_small_missing = true;
+}
+
+MissingSmallMemory::~MissingSmallMemory() {
+  is_small_missing = false;
+}
+
 }  // namespace crossdock
+
+// These replace the functions of the standard library, in this program only. Inlined, they look to
+// GCC like a free of memory from new.
+[[gnu::noinline]] void* operator new(size_t num_bytes) {
+  void* memory =
+      crossdock::is_small_missing ? nullptr : std::malloc(std::max<size_t>(num_bytes, 1));
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, size_t /*num_bytes*/) noexcept {
+  std::free(memory);
+}
 
 // Replaces the function of the C library, in this program only.
 extern "C" void* aligned_alloc(size_t alignment, size_t num_bytes) noexcept {

@@ -18,4 +18,16 @@ class MissingMemory {
   static int64_t num_refused();
 };
 
+/// While it exists, `new` throws std::bad_alloc in this thread.
+class MissingSmallMemory {
+ public:
+  MissingSmallMemory() { begin(); }
+  ~MissingSmallMemory();
+  MissingSmallMemory(const MissingSmallMemory&) = delete;
+  MissingSmallMemory& operator=(const MissingSmallMemory&) = delete;
+
+  /// For the rest of the thread.
+  static void begin();
+};
+
 }  // namespace crossdock

@@ -5,6 +5,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import crossdock
 from crossdock.torch import Dispatcher, MoELayer, TitanTokenDispatcher, calls, group, save_ops
+from crossdock.torch.library_experts import Form
 
 E, K, D = 8, 2, 16
 
@@ -185,7 +186,7 @@ def operators_pass_the_checks_of_torch(rank, world):
     for name, inputs in {
         "combine": (y, weights, ids, sent.handle.plan),
         "combine_unweighted": (y, sent.handle.plan, 3),
-        "swiglu_experts": (y, *experts, sent.tokens_per_expert, True),
+        "expert_mlp": (y, None, *experts, None, None, sent.tokens_per_expert, *Form(), True),
         "moe_layer": (x, layer.router.weight, *experts, layer.dispatcher._key, "softmax", True, 1.0, True),
     }.items():
         torch.library.opcheck(getattr(torch.ops.crossdock, name).default, inputs, test_utils=checks)

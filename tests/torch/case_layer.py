@@ -9,7 +9,7 @@ from cases import case, error_of, raises, random_of, same_everywhere, tokens_of
 
 from crossdock.torch import GroupedExperts, MoELayer
 from crossdock.torch.layer import best_experts
-from crossdock.torch.library_experts import swiglu_experts
+from crossdock.torch.library_experts import Form, expert_mlp
 from crossdock.torch.library_layer import moe_layer
 
 E, K, D, F = 6, 2, 8, 12
@@ -178,12 +178,13 @@ def the_librarys_experts_equal_the_products(rank, world):
     rows = torch.randn((9, D), dtype=torch.float64).requires_grad_()
     counts = torch.tensor([4, 0, 3])
     inputs = (rows, experts.w1, experts.w2)
-    y, want = swiglu_experts(*inputs, counts, True)[0], experts(rows, counts)
+    call = (rows, None, experts.w1, experts.w2, None, None, counts, *Form(), True)
+    y, want = expert_mlp(*call)[0], experts(rows, counts)
     torch.testing.assert_close(y, want)
     for a, b in zip(gradients_twice(y, inputs), gradients_twice(want, inputs)):
         torch.testing.assert_close(a, b)
     experts.w1.requires_grad_(False)
-    swiglu_experts(*inputs, counts, True)[0].sum().backward()
+    expert_mlp(*call)[0].sum().backward()
     assert experts.w1.grad is None and experts.w2.grad.shape == experts.w2.shape
 
 

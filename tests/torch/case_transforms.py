@@ -4,7 +4,7 @@ from cases import case, error_of, raises, random_of, same_everywhere
 from torch.autograd import forward_ad
 
 from crossdock.torch import Dispatcher, GroupedExperts, MoELayer
-from crossdock.torch.library_experts import swiglu_experts
+from crossdock.torch.library_experts import Form, expert_mlp
 
 E, K, D, F, T = 4, 2, 8, 8, 3
 WORDS = ("does not support forward-mode derivatives or transforms of torch.func", "use backward")
@@ -96,7 +96,7 @@ def experts_refuse_transforms(rank, world):
     experts = GroupedExperts(E, D, F)
     calls = (
         lambda x: experts(x, COUNTS),
-        lambda x: swiglu_experts(x, experts.w1, experts.w2, COUNTS, True)[0],
+        lambda x: expert_mlp(x, None, experts.w1, experts.w2, None, None, COUNTS, *Form(), True)[0],
     )
     for transform in transforms():
         for call in calls:

@@ -18,13 +18,21 @@ SETS = {  # modules, and the numbers of ranks that they have cases for, in this 
     "quick": (
         [
             *("case_dispatcher", "case_autograd", "case_transforms", "case_native"),
-            *("case_layer", "case_weights", "case_groups", "case_import"),
+            *("case_layer", "case_layer_options", "case_layer_errors", "case_weights", "case_groups", "case_import"),
         ],
         [1, 2, 4],
     ),  # any version of torch
-    "torch": (["case_compile", "case_training", "case_checkpoint"], [1, 2, 4]),
-    "titan": (["case_titan"], [4]),
-    "megatron": (["case_megatron"], [4]),  # last: it changes torch, to run on the CPU
+    "torch": (
+        [
+            *("case_compile", "case_training", "case_layer_training", "case_checkpoint", "case_checkpoint_ranks"),
+            *("case_gradients", "case_convert", "case_layer_transformers"),
+        ],
+        [1, 2, 4],
+    ),
+    "titan": (["case_layer_titan", "case_titan"], [1, 2, 4]),
+    "megatron": (["case_layer_megatron", "case_megatron"], [1, 2, 4]),  # last: it changes torch, to run on the CPU
+    "transformers": (["case_hf_experts"], [1]),  # 5.20 or later
+    "transformers-parallel": (["case_hf_parallel"], [2, 4]),  # 5.23 or later
     "cuda": (["case_cuda", "case_cuda_layer"], [1, 2]),
     "cuda-frameworks": (["case_cuda_megatron", "case_cuda_titan"], [1, 2]),
 }

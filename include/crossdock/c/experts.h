@@ -22,7 +22,9 @@ enum {  // activation
   CROSSDOCK_GEGLU = 2,
   CROSSDOCK_GELU = 3,
   CROSSDOCK_GELU_TANH = 4,
-  CROSSDOCK_SQUARED_RELU = 5
+  CROSSDOCK_SQUARED_RELU = 5,
+  CROSSDOCK_GEGLU_TANH = 6,
+  CROSSDOCK_LIMITED_SWIGLU = 7
 };
 enum { CROSSDOCK_WEIGHTS_IN_COMBINE = 0, CROSSDOCK_WEIGHTS_IN_EXPERTS = 1 };  // weights_in
 
@@ -31,18 +33,18 @@ typedef struct crossdock_experts_config {
   int64_t num_local_experts;  // E_local; may be 0
   int64_t width;              // D
   int64_t inner;              // F
-  double limit;               // for CROSSDOCK_CLAMPED_SWIGLU; 0: 7
+  double limit;               // for CROSSDOCK_CLAMPED_SWIGLU and CROSSDOCK_LIMITED_SWIGLU; 0: 7
   int32_t dtype;              // of rows, y, weights and biases: fp64, fp32, bf16 or fp16
   int32_t activation;
   int32_t interleaved;  // 1: rows of W1 are gate 0, linear 0, gate 1, ...
   int32_t weights_in;   // where route weights are applied
   int32_t recompute;    // 1: forward saves nothing; backward recomputes, with the same bits
-  int32_t padding;      // 0
+  int32_t transposed;   // 1: W1 is [E_local, D, 2F or F], W2 [E_local, F, D]; in host memory only
 } crossdock_experts_config;
 #define CROSSDOCK_EXPERTS_CONFIG_INIT \
   { .struct_size = sizeof(crossdock_experts_config) }
 
-/// Parameters of all local experts. W1 has 2F rows for the three GLU activations, else F. Never
+/// Parameters of all local experts. W1 has 2F rows for activations with a gate, else F. Never
 /// changes.
 typedef struct crossdock_expert_weights {
   crossdock_tensor w1;  // [E_local, 2F or F, D]: gate rows, then linear rows (or interleaved)

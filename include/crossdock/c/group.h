@@ -48,6 +48,12 @@ typedef struct crossdock_group_config {
                                 // the objects made with them
   double notice_after_s;        // in a call; 0: 10
   double setup_notice_after_s;  // MPI: while the group is made; 0: 3
+  /// (optional) Called with a line for each choice: what was chosen, and why. `level`: 1: choices
+  /// that all ranks share, on rank 0 only; 2: choices of each rank. Must not use the group.
+  void (*on_log)(void* context, int32_t level, const char* line);
+  void* on_log_context;  // argument of `on_log`; must live as long as on_wait_context
+  int32_t log_level;     // the highest level; 0: 1
+  int32_t log_padding;   // 0
 } crossdock_group_config;
 #define CROSSDOCK_GROUP_CONFIG_INIT \
   { .struct_size = sizeof(crossdock_group_config) }

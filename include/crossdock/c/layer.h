@@ -184,6 +184,22 @@ CROSSDOCK_C_API crossdock_status
 crossdock_layer_backward_dw(const crossdock_layer* layer, const crossdock_layer_backward_args* args,
                             const crossdock_layer_saved* saved);
 
+/// What a forward decided, on the device of its tokens; valid as long as `saved`, read-only. On a
+/// GPU complete once the stream has reached the forward.
+typedef struct crossdock_layer_report {
+  size_t struct_size;
+  crossdock_tensor expert_ids;    // [T, K] int32: the routes, best first; -1: none
+  crossdock_tensor weights;       // [T, K] fp32 (fp64 for fp64): their weights
+  crossdock_tensor kept_weights;  // [T, K * etp]: each etp times, 0 if capacity dropped the route
+  crossdock_tensor load;          // [E] int64: routes before any drop, summed over the group
+  crossdock_tensor rows_per_expert;  // [E_local] int64: rows of this rank's experts
+} crossdock_layer_report;
+#define CROSSDOCK_LAYER_REPORT_INIT \
+  { .struct_size = sizeof(crossdock_layer_report) }
+/// Does not wait.
+CROSSDOCK_C_API crossdock_status crossdock_layer_saved_report(const crossdock_layer_saved* saved,
+                                                              crossdock_layer_report* report);
+
 // For tokens on a GPU the following calls wait for the stream of the forward, which must still
 // exist.
 

@@ -24,31 +24,31 @@ class CROSSDOCK_API ForwardingStrategy : public Strategy {
     return inner_->device_for_host_tensors();
   }
   std::unique_ptr<Path> make_device_path(const PathContext& context, Device device) const override;
-  std::shared_ptr<const void> prepare(const Exchange& exchange) override {
-    return inner_->prepare(exchange);
+  std::shared_ptr<const void> prepare(const StrategyCall& call) override {
+    return inner_->prepare(call);
   }
-  void scatter(const Exchange& exchange, std::span<const RowPart> parts) override {
-    inner_->scatter(exchange, parts);
+  void scatter(const StrategyCall& call, std::span<const RowPart> parts) override {
+    inner_->scatter(call, parts);
   }
-  void scatter_chunks(const Exchange& exchange, std::span<const RowPart> parts,
+  void scatter_chunks(const StrategyCall& call, std::span<const RowPart> parts,
                       std::span<const ExpertChunk> chunks,
                       const std::function<void(size_t)>& arrived) override {
-    inner_->scatter_chunks(exchange, parts, chunks, arrived);
+    inner_->scatter_chunks(call, parts, chunks, arrived);
   }
-  void gather_sum(const Exchange& exchange, const GatherSumArgs& args) override {
-    inner_->gather_sum(exchange, args);
+  void gather_sum(const StrategyCall& call, const GatherSumArgs& args) override {
+    inner_->gather_sum(call, args);
   }
-  void gather_partial_sums(const Exchange& exchange, const GatherSumArgs& args) override {
-    inner_->gather_partial_sums(exchange, args);
+  void gather_partial_sums(const StrategyCall& call, const GatherSumArgs& args) override {
+    inner_->gather_partial_sums(call, args);
   }
-  void scatter_routes(const Exchange& exchange, ConstTensorView routes, TensorView rows) override {
-    inner_->scatter_routes(exchange, routes, rows);
+  void scatter_routes(const StrategyCall& call, ConstTensorView routes, TensorView rows) override {
+    inner_->scatter_routes(call, routes, rows);
   }
-  void gather_routes(const Exchange& exchange, ConstTensorView rows, TensorView routes) override {
-    inner_->gather_routes(exchange, rows, routes);
+  void gather_routes(const StrategyCall& call, ConstTensorView rows, TensorView routes) override {
+    inner_->gather_routes(call, rows, routes);
   }
-  OwnedTensor allocate_rows(const Exchange& exchange, DType dtype, Shape shape) override {
-    return inner_->allocate_rows(exchange, dtype, shape);
+  OwnedTensor allocate_rows(const StrategyCall& call, DType dtype, Shape shape) override {
+    return inner_->allocate_rows(call, dtype, shape);
   }
   const StrategyModel& model() const override { return inner_->model(); }
 

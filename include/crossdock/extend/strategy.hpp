@@ -20,7 +20,7 @@ class Path;          // internal
 struct PathContext;  // internal
 
 /// Context of a strategy's call: the group, the plan and the agreement that the call belongs to.
-struct Exchange {
+struct StrategyCall {
   Group& group;
   const Plan& plan;
   uint64_t sequence;      // of the agreement
@@ -55,7 +55,7 @@ struct ExpertChunk {
 };
 
 /// How rows travel. All strategies give the same bits. Dispatcher calls a strategy after all ranks
-/// have agreed, so inputs are valid. Calls that take an Exchange are collective, except
+/// have agreed, so inputs are valid. Calls that take a StrategyCall are collective, except
 /// allocate_rows: every rank makes them, even without tokens or rows. A strategy keeps no state
 /// between calls except in a plan.
 class CROSSDOCK_API Strategy {
@@ -75,38 +75,38 @@ class CROSSDOCK_API Strategy {
 
   /// (optional) Exchanges what this strategy needs beyond the counts. The plan keeps the result,
   /// see Plan::strategy_state. `exchange.plan` has its data and no state yet.
-  virtual std::shared_ptr<const void> prepare(const Exchange& /*exchange*/) { return nullptr; }
+  virtual std::shared_ptr<const void> prepare(const StrategyCall& /*call*/) { return nullptr; }
 
   /// rows[final row of (t, k)] = tokens[t] for every kept route, bits unchanged. Pad rows are
   /// zeroed by the caller.
-  virtual void scatter(const Exchange& exchange, std::span<const RowPart> parts) = 0;
+  virtual void scatter(const StrategyCall& call, std::span<const RowPart> parts) = 0;
 
   /// (optional) As scatter, chunk by chunk: calls arrived(i) as soon as all rows of chunks[i] are
   /// in place on this rank, for every i, ascending. Rows of a chunk that has arrived are not
   /// touched again. The chunks together hold all rows. Default: scatter, then all arrived.
-  virtual void scatter_chunks(const Exchange& exchange, std::span<const RowPart> parts,
+  virtual void scatter_chunks(const StrategyCall& call, std::span<const RowPart> parts,
                               std::span<const ExpertChunk> chunks,
                               const std::function<void(size_t)>& arrived);
 
   /// Fetches the rows of each token and sums them at the source in slot order (exact mode).
-  virtual void gather_sum(const Exchange& exchange, const GatherSumArgs& args) = 0;
+  virtual void gather_sum(const StrategyCall& call, const GatherSumArgs& args) = 0;
 
   /// As gather_sum, but a token's rows on one rank, or on one node, are summed in slot order and
   /// rounded to partial_dtype(config.partial_sums, dtype of rows) before they are sent; the source
   /// adds these sums in ascending order of the ranks or nodes. Sums that are not sent are rounded
   /// too, so the result depends only on the routes and the mesh.
-  virtual void gather_partial_sums(const Exchange& exchange, const GatherSumArgs& args) = 0;
+  virtual void gather_partial_sums(const StrategyCall& call, const GatherSumArgs& args) = 0;
 
   /// (optional) One element per route: rows[final row of (t, k)] = routes[t, k].
-  virtual void scatter_routes(const Exchange& exchange, ConstTensorView routes, TensorView rows);
+  virtual void scatter_routes(const StrategyCall& call, ConstTensorView routes, TensorView rows);
 
   /// (optional) One element per route: routes[t, k] = rows[final row of (t, k)]; other slots are
   /// unchanged.
-  virtual void gather_routes(const Exchange& exchange, ConstTensorView rows, TensorView routes);
+  virtual void gather_routes(const StrategyCall& call, ConstTensorView rows, TensorView routes);
 
   /// (optional) Allocates rows of this plan that scatter writes and gather_sum reads without a
   /// copy. Not collective. Default: memory from the group's pool.
-  virtual OwnedTensor allocate_rows(const Exchange& exchange, DType dtype, Shape shape);
+  virtual OwnedTensor allocate_rows(const StrategyCall& call, DType dtype, Shape shape);
 
   /// (optional) What this strategy sends and holds, for "auto" and the planner. Lives at least as
   /// long as the strategy. Default: packs rows per destination and exchanges them, as alltoall.

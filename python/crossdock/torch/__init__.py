@@ -9,23 +9,34 @@ Needs torch 1.13 or later; torch 2.4 or later for torch.compile and selective ch
 """
 from typing import Any
 
+from .checkpoint import Checkpoint
 from .dispatcher import Dispatched, Dispatcher, Handle
+from .expert_tensors import number_experts
 from .experts import GroupedExperts
+from .gradients import clip_grad_norm_, scale_expert_gradients_
 from .groups import close, group
 from .layer import MoELayer
+from .loss_scale import set_loss_scale
 from .ops import save_ops
+from .report import LayerReport
 from .titan_dispatcher import TitanTokenDispatcher
 
 __all__ = [
+    "Checkpoint",
     "Dispatched",
     "Dispatcher",
     "GroupedExperts",
     "Handle",
+    "LayerReport",
     "MoELayer",
     "TitanTokenDispatcher",
+    "clip_grad_norm_",
     "close",
     "group",
+    "number_experts",
     "save_ops",
+    "scale_expert_gradients_",
+    "set_loss_scale",
 ]
 
 

@@ -39,6 +39,11 @@ def group_of(ranks: Any) -> crossdock.Group:
     return group(ranks.get_group() if hasattr(ranks, "get_group") else ranks)
 
 
+def process_group_of(ranks: crossdock.Group) -> Optional[dist.ProcessGroup]:
+    """The process group for which the group was made; None if it is gone or there never was one."""
+    return next((process_group for process_group, found in list(_groups.items()) if found is ranks), None)
+
+
 def close(process_group: Optional[dist.ProcessGroup] = None) -> None:
     """Leaves the Crossdock group of `process_group`. Never waits. Its dispatchers can no longer be used.
 

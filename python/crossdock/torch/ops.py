@@ -245,5 +245,5 @@ def save_ops() -> set:
     """The operators whose results selective checkpointing should save instead of communicating again."""
     if not HAS_OPERATORS:
         return set()
-    names = ("dispatch", "combine", "combine_unweighted")
+    names = ("dispatch", "combine", "combine_unweighted", "whole_layer")
     return {getattr(torch.ops.crossdock, name).default for name in names}

@@ -39,7 +39,7 @@ def view_of(tensor: torch.Tensor) -> Memory:
         pass
     except (RuntimeError, ValueError) as error:  # without memory of its own, or without dimensions
         return Refused(error)
-    return Refused(TypeError(f"tensors of {tensor.dtype} on {tensor.device.type} are not supported"))
+    return Refused(TypeError(f"tensors of dtype {tensor.dtype} on {tensor.device.type} are not supported"))
 
 
 def contiguous(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,6 @@
 #include <atomic>
 #include <cstring>
 
-#include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 
 namespace crossdock::cuda {

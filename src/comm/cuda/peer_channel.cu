@@ -3,9 +3,9 @@
 
 #include "comm/cuda/peer_channel.hpp"
 #include "core/check.hpp"
-#include "core/cuda/check.hpp"
+#include "core/cuda/device.hpp"
+#include "core/cuda/device_pool.hpp"
 #include "core/cuda/launch.hpp"
-#include "core/cuda/pinned_memory.hpp"
 
 namespace crossdock::cuda {
 namespace {

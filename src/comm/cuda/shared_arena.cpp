@@ -7,10 +7,9 @@
 #include <thread>
 #include <utility>
 
-#include "comm/agreed_failure.hpp"
-#include "comm/deadlines.hpp"
+#include "comm/failure.hpp"
+#include "comm/waiting.hpp"
 #include "core/check.hpp"
-#include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 
 namespace crossdock::cuda {

@@ -15,12 +15,9 @@
 #include <string>
 #include <vector>
 
-#include "comm/descriptor_socket.hpp"
-#include "comm/secret.hpp"
-#include "comm/served_connection.hpp"
+#include "comm/memory/descriptor_socket.hpp"
 #include "core/cuda/device_arena.hpp"
-#include "core/cuda/physical_memory.hpp"
-#include "core/one_shot_event.hpp"
+#include "core/threading.hpp"
 
 namespace crossdock::cuda {
 

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "core/check.hpp"
-#include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 
 namespace crossdock::cuda {

@@ -17,12 +17,12 @@ bool mpi_is_built() {
   return false;
 }
 
-std::unique_ptr<Communicator> make_mpi_communicator(MpiOptions /*options*/) {
+std::unique_ptr<Communicator> make_mpi_communicator(const MpiOptions& /*options*/) {
   throw_absent();
 }
 
 std::unique_ptr<Communicator> make_mpi_communicator(const void* /*mpi_comm*/,
-                                                    MpiOptions /*options*/) {
+                                                    const MpiOptions& /*options*/) {
   throw_absent();
 }
 

@@ -30,7 +30,7 @@ std::vector<MpiClosing> take_all() {
 
 Progress listen(MpiClosing& closing) {
   bool has_failed = false;
-  closing.channel->poll([&](int sender, const ControlMessage& message) {
+  closing.links->poll([&](int sender, const ControlMessage& message) {
     if (message.kind == Kind::kAbort) has_failed = true;
     if (message.kind == Kind::kLeft) closing.left[static_cast<size_t>(sender)] = message;
   });
@@ -52,7 +52,7 @@ bool is_over(MpiClosing& closing) {
   try {
     const Progress progress = listen(closing);
     if (progress == Progress::kOpen) return false;
-    closing.channel.reset();
+    closing.links.reset();
     if (progress == Progress::kFailed) return true;
     check_mpi(MPI_Comm_free(&closing.control), "MPI_Comm_free");
     check_mpi(MPI_Comm_free(&closing.data), "MPI_Comm_free");

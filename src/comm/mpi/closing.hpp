@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "comm/mpi/control.hpp"
+#include "comm/mpi/communicator.hpp"
 
 namespace crossdock::comm {
 
@@ -17,7 +17,7 @@ namespace crossdock::comm {
 struct MpiClosing {
   MPI_Comm data = MPI_COMM_NULL;
   MPI_Comm control = MPI_COMM_NULL;
-  std::unique_ptr<MpiControl> channel;              // over `control`
+  std::unique_ptr<MpiControl> links;                // over `control`
   std::vector<std::optional<ControlMessage>> left;  // [P] goodbyes received so far
   ControlMessage own_goodbye;                       // in `left` too
 };

@@ -8,11 +8,12 @@ bool mpi_is_built() {
   return true;
 }
 
-std::unique_ptr<Communicator> make_mpi_communicator(MpiOptions options) {
+std::unique_ptr<Communicator> make_mpi_communicator(const MpiOptions& options) {
   return comm::make_world_communicator(options);
 }
 
-std::unique_ptr<Communicator> make_mpi_communicator(const void* mpi_comm, MpiOptions options) {
+std::unique_ptr<Communicator> make_mpi_communicator(const void* mpi_comm,
+                                                    const MpiOptions& options) {
   return comm::make_communicator_over(mpi_comm, options);
 }
 

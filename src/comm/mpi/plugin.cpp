@@ -9,7 +9,7 @@
 
 #include "core/build_info.hpp"
 #include "core/check.hpp"
-#include "core/opened_library.hpp"
+#include "core/process.hpp"
 
 namespace crossdock {
 namespace {
@@ -69,11 +69,12 @@ bool mpi_is_built() {
   return is_beside_this_library();
 }
 
-std::unique_ptr<Communicator> make_mpi_communicator(MpiOptions options) {
+std::unique_ptr<Communicator> make_mpi_communicator(const MpiOptions& options) {
   return opened_plugin().make_world(options);
 }
 
-std::unique_ptr<Communicator> make_mpi_communicator(const void* mpi_comm, MpiOptions options) {
+std::unique_ptr<Communicator> make_mpi_communicator(const void* mpi_comm,
+                                                    const MpiOptions& options) {
   return opened_plugin().make_over(mpi_comm, options);
 }
 

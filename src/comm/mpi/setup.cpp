@@ -3,11 +3,10 @@
 #include <utility>
 #include <vector>
 
-#include "comm/deadlines.hpp"
-#include "comm/mpi/blocking_call.hpp"
 #include "comm/mpi/closing.hpp"
 #include "comm/mpi/communicator.hpp"
 #include "comm/mpi/environment.hpp"
+#include "comm/waiting.hpp"
 #include "core/check.hpp"
 
 namespace crossdock::comm {

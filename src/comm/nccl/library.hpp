@@ -2,6 +2,7 @@
 
 #include <nccl.h>
 
+#include <chrono>
 #include <string>
 
 namespace crossdock::cuda {
@@ -36,5 +37,20 @@ NcclLibrary open_nccl(const std::string& file);
 
 /// Throws Error(kCommunication) with NCCL's message unless `status` is ncclSuccess.
 void check_nccl(const NcclLibrary& library, ncclResult_t status, const char* call);
+
+/// How an NCCL communicator ends.
+enum class NcclEnd {
+  kDestroy,  // after its operations have completed
+  kAbort     // stops its operations, whose kernels may wait for a peer forever
+};
+
+/// Ends `comm` on a separate thread: NCCL does not return before the other ranks on this node have
+/// ended theirs, and they may keep them. A process that exits waits for such threads, but at most
+/// `patience` after this call. If no thread can be started, the communicator is left as it is.
+void end_in_background(const NcclLibrary& library, ncclComm_t comm, NcclEnd end,
+                       std::chrono::nanoseconds patience) noexcept;
+
+/// For tests: waits until all these threads have finished. Returns false if they take longer.
+bool await_endings(std::chrono::nanoseconds limit);
 
 }  // namespace crossdock::cuda

@@ -1,25 +1,183 @@
+// Communicators for processes that a launcher has started.
 // From blobs to a communicator.
 #include <algorithm>
+#include <atomic>
+#include <charconv>
 #include <map>
+#include <optional>
+#include <span>
 #include <string_view>
 #include <utility>
 
-#include "comm/deadlines.hpp"
-#include "comm/sockets/addresses.hpp"
-#include "comm/sockets/blob.hpp"
 #include "comm/sockets/communicator.hpp"
+#include "comm/sockets/directory.hpp"
 #include "comm/sockets/endpoint.hpp"
-#include "comm/sockets/late_flush.hpp"
-#include "comm/sockets/nodes.hpp"
+#include "comm/sockets/launch.hpp"
+#include "comm/sockets/node_memory.hpp"
+#include "comm/sockets/socket.hpp"
+#include "comm/sockets/store.hpp"
+#include "comm/waiting.hpp"
 #include "core/check.hpp"
 #include "core/hash.hpp"
+#include "core/process.hpp"
+#include "crossdock/mpi.hpp"
 #include "crossdock/sockets.hpp"
 
 namespace crossdock {
+
+bool mpi_is_launched() {
+  // Open MPI; PMIx (prte, Slurm); PMI-1/2 (MPICH, Intel MPI, Slurm).
+  for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"}) {
+    if (!environment_variable(variable).empty()) return true;
+  }
+  return false;
+}
+
 namespace comm {
 namespace {
 
-constexpr std::string_view kWorld = "world";  // the channel of the communicator to be made
+int number_in(const char* name, int lowest, int highest) {
+  const std::string text = environment_variable(name);
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  CROSSDOCK_CHECK(error == std::errc() && end == text.data() + text.size() && value >= lowest &&
+                      value <= highest,
+                  name, " must be a number from ", lowest, " to ", highest, ", got '", text, "'");
+  return value;
+}
+
+constexpr int kMaxRanks = 1 << 20;
+constexpr int kMaxPort = 65535;
+
+SocketsLaunch launch_of_torchrun() {
+  for (const char* name : {"WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
+    CROSSDOCK_CHECK(!environment_variable(name).empty(), "RANK is set, so ", name,
+                    " must be set too");
+  }
+  SocketsLaunch launch;
+  launch.size = number_in("WORLD_SIZE", 1, kMaxRanks);
+  launch.rank = number_in("RANK", 0, launch.size - 1);
+  launch.master_address = environment_variable("MASTER_ADDR");
+  launch.master_port = number_in("MASTER_PORT", 1, kMaxPort);
+  // torchrun itself listens there and would complain about unknown requests.
+  if (environment_variable("TORCHELASTIC_USE_AGENT_STORE") == "True" &&
+      launch.master_port < kMaxPort) {
+    ++launch.master_port;
+  }
+  launch.job = concat(environment_variable("CROSSDOCK_JOB"), "/",
+                      environment_variable("TORCHELASTIC_RUN_ID"), "/",
+                      environment_variable("TORCHELASTIC_RESTART_COUNT"));
+  return launch;
+}
+
+SocketsLaunch launch_of_slurm() {
+  constexpr int kFirstPort = 20000;
+  constexpr int kNumPorts = 12000;  // below the ports that Linux gives to outgoing connections
+  SocketsLaunch launch;
+  // A step may have fewer tasks than its job.
+  const bool has_step_size = !environment_variable("SLURM_STEP_NUM_TASKS").empty();
+  launch.size = number_in(has_step_size ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS", 1, kMaxRanks);
+  launch.rank = number_in("SLURM_PROCID", 0, launch.size - 1);
+  launch.master_address = environment_variable("MASTER_ADDR").empty()
+                              ? first_host(environment_variable("SLURM_STEP_NODELIST"))
+                              : environment_variable("MASTER_ADDR");
+  launch.job =
+      concat(environment_variable("SLURM_JOB_ID"), ".", environment_variable("SLURM_STEP_ID"));
+  const uint64_t hash = hash_bytes(std::as_bytes(std::span(launch.job)));
+  launch.master_port =
+      environment_variable("MASTER_PORT").empty()
+          ? kFirstPort + static_cast<int>(hash % kNumPorts) / kNumStorePorts * kNumStorePorts
+          : number_in("MASTER_PORT", 1, kMaxPort);
+  return launch;
+}
+
+// Distinguishes jobs on neighbouring ports, and the communicators that a process makes in turn.
+uint64_t key_of(const SocketsLaunch& launch, uint64_t round) {
+  const std::string text =
+      concat(launch.job, ";", launch.master_port, ";", launch.size, ";", round);
+  return hash_bytes(std::as_bytes(std::span(text)));
+}
+
+}  // namespace
+
+std::string first_host(const std::string& node_list) {
+  std::string host;
+  for (size_t i = 0; i < node_list.size() && node_list[i] != ','; ++i) {
+    if (node_list[i] != '[') {
+      host += node_list[i];
+      continue;
+    }
+    const size_t close = node_list.find(']', i);
+    if (close == std::string::npos) break;
+    const size_t number_end = node_list.find_first_of("-,]", i + 1);
+    host += node_list.substr(i + 1, number_end - i - 1);
+    i = close;
+  }
+  return host;
+}
+
+}  // namespace comm
+
+std::optional<SocketsLaunch> sockets_launch_from_environment() {
+  if (!environment_variable("RANK").empty()) return comm::launch_of_torchrun();
+  // A batch script has the first of these but not the second: it is not a rank.
+  if (!environment_variable("SLURM_PROCID").empty() &&
+      !environment_variable("SLURM_STEP_NODELIST").empty()) {
+    return comm::launch_of_slurm();
+  }
+  return std::nullopt;
+}
+
+std::unique_ptr<Communicator> make_sockets_communicator(const SocketsLaunch& launch,
+                                                        SocketsOptions options) {
+  CROSSDOCK_CHECK(launch.size > 0 && launch.rank >= 0 && launch.rank < launch.size,
+                  "the rank must be from 0 to size - 1, got rank ", launch.rank, " of ",
+                  launch.size);
+  CROSSDOCK_CHECK(
+      launch.size == 1 || (launch.master_port > 0 && launch.master_port <= comm::kMaxPort),
+      "master_port must be from 1 to ", comm::kMaxPort, ", got ", launch.master_port);
+  // Every process makes its communicators in the same order.
+  static std::atomic<uint64_t> num_made = 0;
+  if (options.address.empty() && environment_variable("CROSSDOCK_SOCKETS_ADDRESS").empty()) {
+    const std::string local = comm::interface_towards(launch.master_address).host_text();
+    options.address = local;
+  }
+  comm::StoreArgs store{
+      .host = launch.master_address,
+      .port = launch.master_port,
+      .key = comm::key_of(launch, num_made++),
+      .rank = launch.rank,
+      .size = launch.size,
+      .blob = {},
+      .deadline = options.setup_deadline.value_or(comm::default_arrival_deadline()),
+      .interrupt = options.interrupt,
+      .on_wait = options.on_wait,
+      .notice_after = options.notice_after};
+  std::optional<SocketsBootstrap> bootstrap;
+  try {
+    bootstrap.emplace(std::move(options));
+  } catch (const Error& error) {
+    comm::refuse_exchange(store, error);
+    throw;
+  }
+  store.blob.assign(bootstrap->blob().begin(), bootstrap->blob().end());
+  return bootstrap->join(comm::exchange_blobs(store), launch.rank);
+}
+
+std::unique_ptr<Communicator> make_sockets_communicator(SocketsOptions options) {
+  const auto launch = sockets_launch_from_environment();
+  if (!launch) {
+    throw Error(ErrorCode::kUnsupported,
+                "the environment names no rank; start the processes with torchrun or srun, or set "
+                "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT");
+  }
+  return make_sockets_communicator(*launch, std::move(options));
+}
+
+namespace comm {
+namespace {
+
+constexpr std::string_view kWorld = "world";  // names the communicator to be made
 
 void check_options(const SocketsOptions& options) {
   CROSSDOCK_CHECK(options.chunk_bytes > 0 && options.chunk_bytes <= kMaxPayloadBytes,
@@ -65,9 +223,9 @@ SocketsWorld decode_world(std::span<const std::vector<std::byte>> blobs, int ran
   return world;
 }
 
-uint64_t channel_named(const SocketsWorld& world, std::string_view name) {
+uint64_t id_named(const SocketsWorld& world, std::string_view name) {
   const uint64_t hash = hash_bytes(std::as_bytes(std::span(name)), world.id);
-  return hash == 0 ? 1 : hash;  // 0 is no channel
+  return hash == 0 ? 1 : hash;  // 0 is no communicator
 }
 
 /// Links between all ranks of the world.
@@ -75,7 +233,7 @@ Links::Args links_of_world(const std::shared_ptr<Endpoint>& endpoint, std::strin
                            const Topology& topology, std::chrono::nanoseconds deadline) {
   const SocketsWorld& world = endpoint->world();
   Links::Args args{.endpoint = endpoint,
-                   .channel = channel_named(world, name),
+                   .comm_id = id_named(world, name),
                    .world_ranks = {},
                    .rank = world.rank,
                    .topology = topology,
@@ -137,11 +295,11 @@ void broadcast_from_root(Communicator& star, std::vector<int>& values, const Wai
 /// gives up: those of its node by its directory, the others by a message.
 void refuse_world(const std::shared_ptr<Endpoint>& endpoint, const Failure& failure) {
   const SocketsWorld& world = endpoint->world();
-  const uint64_t channel = channel_named(world, kWorld);
+  const uint64_t comm_id = id_named(world, kWorld);
   const ControlMessage message = abort_message(failure);
-  endpoint->directory().refuse(channel, message);
+  endpoint->directory().refuse(comm_id, message);
   for (int rank = 0; rank < world.size(); ++rank) {
-    if (rank != world.rank) endpoint->send_control(channel, rank, message);
+    if (rank != world.rank) endpoint->send_control(comm_id, rank, message);
   }
   flush_in_background(endpoint);
 }

@@ -15,11 +15,11 @@ constexpr std::chrono::milliseconds kInterruptInterval{50};  // the interface pr
                                                              // ms
 
 // The ranks of a subgroup find the same number without a message.
-uint64_t channel_of_subgroup(uint64_t parent, std::span<const int> ranks, uint64_t number) {
+uint64_t id_of_subgroup(uint64_t parent, std::span<const int> ranks, uint64_t number) {
   uint64_t hash = hash_bytes(std::as_bytes(std::span(&parent, 1)));
   hash = hash_bytes(std::as_bytes(ranks), hash);
   hash = hash_bytes(std::as_bytes(std::span(&number, 1)), hash);
-  return hash == 0 ? 1 : hash;  // 0 is no channel
+  return hash == 0 ? 1 : hash;  // 0 is no communicator
 }
 
 const SocketsCommunicator& checked(const Communicator& communicator) {
@@ -46,9 +46,9 @@ SocketsCommunicator::~SocketsCommunicator() {
 std::unique_ptr<Transfers> SocketsCommunicator::start(ExchangeArgs args, Traffic& /*traffic*/) {
   check_process();
   links_->begin_exchange();
-  // Streams copy from and to the memory of the lanes while advance() runs, and never afterwards, so
+  // Streams copy from and to the memory of the bytes while advance() runs, and never afterwards, so
   // args.memory need not be kept.
-  return std::make_unique<SocketsTransfers>(args.lanes, args.number, *links_);
+  return std::make_unique<SocketsTransfers>(args.peer_bytes, args.number, *links_);
 }
 
 bool SocketsCommunicator::has_quick_gather(std::span<const int64_t> recv_offsets) const {
@@ -91,7 +91,7 @@ std::unique_ptr<Communicator> SocketsCommunicator::subgroup(std::span<const int>
   const uint64_t number = num_subgroups_[{ranks.begin(), ranks.end()}]++;
   Members chosen = subset_of(members(), ranks);
   Links::Args args{.endpoint = parent.endpoint,
-                   .channel = channel_of_subgroup(parent.channel, ranks, number),
+                   .comm_id = id_of_subgroup(parent.comm_id, ranks, number),
                    .world_ranks = {},
                    .rank = rank_among(ranks, rank()),
                    .topology = chosen.topology,

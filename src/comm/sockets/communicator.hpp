@@ -8,10 +8,10 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/exit_notice.hpp"
-#include "comm/polled_communicator.hpp"
+#include "comm/polled/communicator.hpp"
+#include "comm/polled/process_end.hpp"
 #include "comm/sockets/links.hpp"
-#include "comm/sockets/posted_transfers.hpp"
+#include "comm/sockets/transfers.hpp"
 
 namespace crossdock::comm {
 
@@ -31,7 +31,7 @@ class SocketsCommunicator final : public PolledCommunicator {
   std::string note() const override { return note_; }
 
  private:
-  ControlChannel& control() override { return *links_; }
+  ControlLinks& control() override { return *links_; }
   std::unique_ptr<Transfers> start(ExchangeArgs args, Traffic& traffic) override;
   bool has_quick_gather(std::span<const int64_t> recv_offsets) const override;
   Transfers* start_gather(const GatherArgs& args) override;

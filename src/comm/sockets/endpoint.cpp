@@ -1,19 +1,65 @@
 #include "comm/sockets/endpoint.hpp"
 
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
 #include <ctime>
+#include <exception>
+#include <iterator>
+#include <mutex>
+#include <system_error>
+#include <thread>
 #include <utility>
 
-#include "comm/sockets/linger.hpp"
+#include "comm/waiting.hpp"
 #include "core/check.hpp"
+#include "core/process.hpp"
 
 namespace crossdock::comm {
+
+bool FarStream::note_consumed_by_peer(uint64_t position) {
+  if (position < num_acknowledged_ || position > num_sent_) return false;
+  num_acknowledged_ = position;
+  return true;
+}
+
+bool FarStream::receive(uint64_t position, std::span<const std::byte> bytes) {
+  if (position != num_received_) return false;
+  if (num_received_ - num_consumed_ + bytes.size() > window_bytes_) return false;
+  if (unread_begin_ >= window_bytes_) {  // keeps it to at most two windows
+    unread_.erase(unread_.begin(), unread_.begin() + static_cast<ptrdiff_t>(unread_begin_));
+    unread_begin_ = 0;
+  }
+  unread_.insert(unread_.end(), bytes.begin(), bytes.end());
+  num_received_ += bytes.size();
+  return true;
+}
+
+size_t FarStream::read(std::byte* out, size_t max_bytes) {
+  const size_t num_bytes = std::min<size_t>(max_bytes, num_received_ - num_consumed_);
+  if (num_bytes == 0) return 0;
+  std::memcpy(out, unread_.data() + unread_begin_, num_bytes);
+  unread_begin_ += num_bytes;
+  if (unread_begin_ == unread_.size()) {
+    unread_.clear();
+    unread_begin_ = 0;
+  }
+  num_consumed_ += num_bytes;
+  return num_bytes;
+}
+
 namespace {
 
 constexpr std::chrono::milliseconds kAcceptPause{100};  // after accept failed
-constexpr size_t kMaxEarlyChannels = 256;  // used by peers before this process has made them
-constexpr size_t kMaxMessages = 4096;      // control messages that nobody has taken
+constexpr size_t kMaxEarlyCommunicators = 256;  // used by peers before this process has made them
+constexpr size_t kMaxMessages = 4096;           // control messages that nobody has taken
 
 }  // namespace
 
@@ -45,16 +91,16 @@ void Endpoint::stop_listening() {
   close_gently(std::move(sockets));
 }
 
-void Endpoint::open_channel(uint64_t channel) {
+void Endpoint::open_communicator(uint64_t comm_id) {
   const std::lock_guard lock(mutex_);
-  CROSSDOCK_ASSERT(!inboxes_[channel].is_open && !closed_channels_.contains(channel));
-  inboxes_[channel].is_open = true;
+  CROSSDOCK_ASSERT(!inboxes_[comm_id].is_open && !closed_ids_.contains(comm_id));
+  inboxes_[comm_id].is_open = true;
 }
 
-void Endpoint::close_channel(uint64_t channel) {
+void Endpoint::close_communicator(uint64_t comm_id) {
   const std::lock_guard lock(mutex_);
-  inboxes_.erase(channel);
-  closed_channels_.insert(channel);
+  inboxes_.erase(comm_id);
+  closed_ids_.insert(comm_id);
 }
 
 void Endpoint::connect(int peer) {
@@ -91,32 +137,32 @@ PairConnection* Endpoint::connected_pair(int peer) {
   return &wanted;
 }
 
-size_t Endpoint::write(uint64_t channel, int peer, std::span<const std::byte> bytes) {
+size_t Endpoint::write(uint64_t comm_id, int peer, std::span<const std::byte> bytes) {
   const std::lock_guard lock(mutex_);
   PairConnection* to = connected_pair(peer);
   if (to == nullptr || !to->takes_data()) return 0;
-  FarStream& stream = inboxes_[channel].stream(peer, options_.window_bytes);
+  FarStream& stream = inboxes_[comm_id].stream(peer, options_.window_bytes);
   const auto num_bytes = static_cast<size_t>(std::min<uint64_t>(
       {bytes.size(), static_cast<uint64_t>(options_.chunk_bytes), stream.credit()}));
   if (num_bytes == 0) return 0;
   to->send_data({.kind = FrameHeader::Kind::kData,
                  .payload_bytes = static_cast<uint32_t>(num_bytes),
-                 .channel = channel,
+                 .comm_id = comm_id,
                  .position = stream.num_sent()},
                 bytes.first(num_bytes));
   stream.note_sent(num_bytes);
   return num_bytes;
 }
 
-size_t Endpoint::read(uint64_t channel, int peer, std::span<std::byte> bytes) {
+size_t Endpoint::read(uint64_t comm_id, int peer, std::span<std::byte> bytes) {
   const std::lock_guard lock(mutex_);
-  FarStream& stream = inboxes_[channel].stream(peer, options_.window_bytes);
+  FarStream& stream = inboxes_[comm_id].stream(peer, options_.window_bytes);
   const size_t num_bytes = stream.read(bytes.data(), bytes.size());
   if (stream.owes_credit()) {
     if (PairConnection* to = connected_pair(peer)) {
       to->send({.kind = FrameHeader::Kind::kCredit,
                 .payload_bytes = 0,
-                .channel = channel,
+                .comm_id = comm_id,
                 .position = stream.credit_position()},
                {});
     }
@@ -136,26 +182,26 @@ bool Endpoint::has_unsent() const {
   });
 }
 
-bool Endpoint::has_unread(uint64_t channel, int peer) const {
+bool Endpoint::has_unread(uint64_t comm_id, int peer) const {
   const std::lock_guard lock(mutex_);
-  const auto inbox = inboxes_.find(channel);
+  const auto inbox = inboxes_.find(comm_id);
   if (inbox == inboxes_.end()) return false;
   const auto stream = inbox->second.streams.find(peer);
   return stream != inbox->second.streams.end() && stream->second.has_unread();
 }
 
-void Endpoint::send_control(uint64_t channel, int peer, const ControlMessage& message) {
+void Endpoint::send_control(uint64_t comm_id, int peer, const ControlMessage& message) {
   const std::lock_guard lock(mutex_);
   if (PairConnection* to = connected_pair(peer)) {
     to->send(
-        {.kind = FrameHeader::Kind::kControl, .payload_bytes = sizeof message, .channel = channel},
+        {.kind = FrameHeader::Kind::kControl, .payload_bytes = sizeof message, .comm_id = comm_id},
         std::as_bytes(std::span(&message, 1)));
   }
 }
 
-std::optional<std::pair<int, ControlMessage>> Endpoint::take_control(uint64_t channel) {
+std::optional<std::pair<int, ControlMessage>> Endpoint::take_control(uint64_t comm_id) {
   const std::lock_guard lock(mutex_);
-  auto& messages = inboxes_[channel].messages;
+  auto& messages = inboxes_[comm_id].messages;
   if (messages.empty()) return std::nullopt;
   auto first = std::move(messages.front());
   messages.pop_front();
@@ -280,7 +326,7 @@ bool Endpoint::handle(Connection& connection, const FrameHeader& header,
   if (verdict != PairConnection::Verdict::kDeliver) {
     return verdict == PairConnection::Verdict::kSkip;
   }
-  ChannelInbox* inbox = inbox_for(header.channel);
+  EndpointInbox* inbox = inbox_for(header.comm_id);
   if (inbox == nullptr) return true;  // of a communicator that no longer exists
   const int peer = connection.peer();
   switch (header.kind) {
@@ -309,18 +355,18 @@ bool Endpoint::handle_hello(Connection& connection, const Hello& hello) {
   return true;
 }
 
-// Null if frames for this channel are to be dropped.
-ChannelInbox* Endpoint::inbox_for(uint64_t channel) {
-  if (closed_channels_.contains(channel)) return nullptr;
-  const auto found = inboxes_.find(channel);
+// Null if frames for this communicator are to be dropped.
+EndpointInbox* Endpoint::inbox_for(uint64_t comm_id) {
+  if (closed_ids_.contains(comm_id)) return nullptr;
+  const auto found = inboxes_.find(comm_id);
   if (found != inboxes_.end()) return &found->second;
   const auto num_early = std::count_if(inboxes_.begin(), inboxes_.end(),
                                        [](const auto& entry) { return !entry.second.is_open; });
-  if (static_cast<size_t>(num_early) >= kMaxEarlyChannels) {
+  if (static_cast<size_t>(num_early) >= kMaxEarlyCommunicators) {
     ++counters_.malformed_frames;
     return nullptr;
   }
-  return &inboxes_[channel];
+  return &inboxes_[comm_id];
 }
 
 SocketsCounters Endpoint::counters() const {
@@ -333,6 +379,90 @@ int Endpoint::num_connections() const {
   return static_cast<int>(
       std::count_if(connections_.begin(), connections_.end(),
                     [](const auto& one) { return one->is_known() && !one->is_closed(); }));
+}
+
+namespace {
+
+constexpr std::chrono::seconds kExitTime{2};
+
+struct Lingering {
+  std::mutex mutex;
+  std::vector<Socket> sockets;
+};
+
+constinit PerProcess<Lingering> lingering;
+
+// Discards what has arrived. Returns whether the peer has closed its end.
+bool is_closed_by_peer(const Socket& socket) {
+  std::array<std::byte, 4096> discarded{};
+  while (true) {
+    const ssize_t got = recv(socket.descriptor(), discarded.data(), discarded.size(), MSG_DONTWAIT);
+    if (got > 0) continue;
+    return got == 0 || !is_temporary(errno);
+  }
+}
+
+// Whether the peer's machine has all bytes.
+bool is_delivered(const Socket& socket) {
+  int num_unsent = 0;
+  return ioctl(socket.descriptor(), SIOCOUTQ, &num_unsent) != 0 || num_unsent == 0;
+}
+
+void finish_at_exit() {
+  Lingering& all = lingering.get();
+  const std::lock_guard lock(all.mutex);
+  auto& kept = all.sockets;
+  const auto end = Clock::now() + kExitTime;
+  const auto is_finished = [](const Socket& socket) {
+    return is_closed_by_peer(socket) || is_delivered(socket);
+  };
+  while (std::erase_if(kept, is_finished), !kept.empty() && Clock::now() < end) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+}  // namespace
+
+void close_gently(std::vector<Socket> sockets) {
+  static std::once_flag once;
+  std::call_once(once, [] { std::atexit(finish_at_exit); });
+  for (const Socket& socket : sockets) shutdown(socket.descriptor(), SHUT_WR);
+  Lingering& all = lingering.get();
+  const std::lock_guard lock(all.mutex);
+  auto& kept = all.sockets;
+  kept.insert(kept.end(), std::make_move_iterator(sockets.begin()),
+              std::make_move_iterator(sockets.end()));
+  std::erase_if(kept, is_closed_by_peer);
+}
+
+namespace {
+
+constexpr std::chrono::seconds kFlushTime{10};
+constexpr std::chrono::milliseconds kLook{10};
+
+void flush(Endpoint& endpoint) {
+  const auto end = Clock::now() + kFlushTime;
+  while (endpoint.has_unsent() && Clock::now() < end) {
+    endpoint.wait_for_sockets(kLook);
+    endpoint.poll();
+  }
+}
+
+}  // namespace
+
+void flush_in_background(std::shared_ptr<Endpoint> endpoint) {
+  if (!endpoint->has_unsent()) return;
+  try {
+    std::thread([endpoint = std::move(endpoint)] {
+      try {
+        flush(*endpoint);
+      } catch (const std::exception&) {
+        // The peers find out by their deadlines.
+      }
+    }).detach();
+  } catch (const std::system_error&) {
+    // Without a thread the peers find out by their deadlines.
+  }
 }
 
 }  // namespace crossdock::comm

@@ -6,9 +6,9 @@
 #include <exception>
 #include <utility>
 
-#include "comm/futex.hpp"
-#include "comm/sockets/late_flush.hpp"
-#include "comm/wait_notice.hpp"
+#include "comm/memory/bell.hpp"
+#include "comm/sockets/endpoint.hpp"
+#include "comm/waiting.hpp"
 #include "core/check.hpp"
 
 namespace crossdock::comm {
@@ -54,7 +54,7 @@ Links::Links(Args args)
     member_of_rank_[p] = static_cast<int>(near.size());
     near.push_back(peer);
   }
-  endpoint().open_channel(args_.channel);
+  endpoint().open_communicator(args_.comm_id);
   if (near.size() < 2) return;
   try {
     share_memory(near);
@@ -63,7 +63,7 @@ Links::Links(Args args)
   } catch (const std::exception& error) {
     const auto* known = dynamic_cast<const Error*>(&error);
     if (known != nullptr && known->context().culprit >= 0) {  // all ranks have it already
-      endpoint().close_channel(args_.channel);
+      endpoint().close_communicator(args_.comm_id);
       throw;
     }
     give_up({.code = known != nullptr ? known->code() : ErrorCode::kPeerFailed,
@@ -76,7 +76,7 @@ Links::Links(Args args)
 }
 
 void Links::give_up(const Failure& failure) const {
-  endpoint().close_channel(args_.channel);
+  endpoint().close_communicator(args_.comm_id);
   announce(failure);
   throw to_error(failure, rank(), size());
 }
@@ -87,13 +87,13 @@ Links::~Links() {
     return;
   }
   memory_.reset();
-  endpoint().close_channel(args_.channel);
+  endpoint().close_communicator(args_.comm_id);
 }
 
 void Links::share_memory(const std::vector<int>& near) {
   CROSSDOCK_CHECK(near.size() <= NodeFileHead::kMaxMembers, "a node may have at most ",
                   NodeFileHead::kMaxMembers, " ranks, got ", near.size());
-  NodeMemory::Args memory{.channel = args_.channel,
+  NodeMemory::Args memory{.comm_id = args_.comm_id,
                           .self = member_of_rank_[static_cast<size_t>(args_.rank)],
                           .blobs = {},
                           .directories = {},
@@ -120,7 +120,7 @@ void Links::share_memory(const std::vector<int>& near) {
   };
   may_spin_ = std::ssize(near) <= num_cores(processes);
   memory_ = std::make_unique<NodeMemory>(memory, endpoint().directory());
-  mailboxes_ = std::make_unique<Mailboxes>(*memory_);
+  near_ = std::make_unique<NodeStreams>(*memory_);
   if (!has_far_) posts_ = std::make_unique<Posts>(*memory_);
 }
 
@@ -152,7 +152,7 @@ std::optional<Failure> Links::failure_to_arrive(int peer, Clock::time_point begi
 
 std::optional<ControlMessage> Links::refusal() const {
   for (const auto& directory : args_.directories) {
-    const auto found = directory ? directory->refusal_of(args_.channel) : std::nullopt;
+    const auto found = directory ? directory->refusal_of(args_.comm_id) : std::nullopt;
     if (found && is_valid(*found, size())) return found;
   }
   return std::nullopt;
@@ -161,10 +161,10 @@ std::optional<ControlMessage> Links::refusal() const {
 // Tells the other ranks that this one has failed to make its part of the communicator.
 void Links::announce(const Failure& failure) const {
   const ControlMessage message = abort_message(failure);
-  endpoint().directory().refuse(args_.channel, message);
+  endpoint().directory().refuse(args_.comm_id, message);
   if (!has_far_) return;
   for (int peer = 0; peer < size(); ++peer) {
-    if (!is_near(peer)) endpoint().send_control(args_.channel, world_rank(peer), message);
+    if (!is_near(peer)) endpoint().send_control(args_.comm_id, world_rank(peer), message);
   }
   flush_in_background(args_.endpoint);
 }
@@ -185,18 +185,18 @@ void Links::expect(int peer) {
 
 size_t Links::write(int peer, std::span<const std::byte> bytes) {
   const int member = member_of_rank_[static_cast<size_t>(peer)];
-  return member >= 0 ? mailboxes_->write(member, bytes)
-                     : endpoint().write(args_.channel, world_rank(peer), bytes);
+  return member >= 0 ? near_->write(member, bytes)
+                     : endpoint().write(args_.comm_id, world_rank(peer), bytes);
 }
 
 size_t Links::read(int peer, std::span<std::byte> bytes) {
   const int member = member_of_rank_[static_cast<size_t>(peer)];
-  return member >= 0 ? mailboxes_->read(member, bytes)
-                     : endpoint().read(args_.channel, world_rank(peer), bytes);
+  return member >= 0 ? near_->read(member, bytes)
+                     : endpoint().read(args_.comm_id, world_rank(peer), bytes);
 }
 
 bool Links::peek(int peer, std::span<std::byte> bytes) const {
-  return mailboxes_->peek(member_of_rank_[static_cast<size_t>(peer)], bytes);
+  return near_->peek(member_of_rank_[static_cast<size_t>(peer)], bytes);
 }
 
 bool Links::is_flushed(int peer) const {
@@ -210,7 +210,7 @@ void Links::poll() const {
 std::optional<std::string> Links::end_of(int peer) const {
   if (is_near(peer)) return std::nullopt;  // found by the process watch
   auto reason = endpoint().end_of(world_rank(peer));
-  if (reason && endpoint().has_unread(args_.channel, world_rank(peer))) return std::nullopt;
+  if (reason && endpoint().has_unread(args_.comm_id, world_rank(peer))) return std::nullopt;
   return reason;
 }
 
@@ -238,9 +238,9 @@ void Links::pause(std::chrono::nanoseconds idle) {
 void Links::send_to(int peer, const ControlMessage& message) const {
   const int member = member_of_rank_[static_cast<size_t>(peer)];
   if (member >= 0) {
-    mailboxes_->send_control(member, message);
+    near_->send_control(member, message);
   } else {
-    endpoint().send_control(args_.channel, world_rank(peer), message);
+    endpoint().send_control(args_.comm_id, world_rank(peer), message);
   }
 }
 
@@ -269,17 +269,16 @@ void Links::poll(const std::function<void(int sender, const ControlMessage&)>& h
   const auto take = [&](int sender, const ControlMessage& message) {
     if (is_valid(message, size())) handle(sender, message);
   };
-  const bool has_near = mailboxes_ && mailboxes_->has_new_control();
+  const bool has_near = near_ && near_->has_new_control();
   for (int peer = 0; has_near && peer < size(); ++peer) {
     if (peer == rank() || !is_near(peer)) continue;
-    while (const auto message =
-               mailboxes_->take_control(member_of_rank_[static_cast<size_t>(peer)])) {
+    while (const auto message = near_->take_control(member_of_rank_[static_cast<size_t>(peer)])) {
       take(peer, *message);
     }
   }
   if (!has_far_) return;
   endpoint().poll();
-  while (const auto message = endpoint().take_control(args_.channel)) {
+  while (const auto message = endpoint().take_control(args_.comm_id)) {
     const int sender = rank_of_world_[static_cast<size_t>(message->first)];
     if (sender >= 0) take(sender, message->second);
   }

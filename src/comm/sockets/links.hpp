@@ -10,26 +10,24 @@
 #include <string>
 #include <vector>
 
-#include "comm/control_message.hpp"
-#include "comm/deadlines.hpp"
 #include "comm/failure.hpp"
+#include "comm/polled/control_message.hpp"
 #include "comm/sockets/endpoint.hpp"
-#include "comm/sockets/mailboxes.hpp"
 #include "comm/sockets/node_memory.hpp"
-#include "comm/sockets/posts.hpp"
+#include "comm/waiting.hpp"
 #include "crossdock/extend/communicator.hpp"
 
 namespace crossdock::comm {
 
-/// How one rank reaches every other rank of one communicator: near ranks through mailboxes, far
-/// ranks through the endpoint's connections. Either way there is a stream of bytes in each
-/// direction, and control messages that overtake it. If all ranks are near, they can also show each
-/// other small blocks (Posts).
-class Links final : public ControlChannel {
+/// How one rank reaches every other rank of one communicator: near ranks through memory that they
+/// share (NodeStreams), far ranks through the endpoint's connections. Either way there is a stream
+/// of bytes in each direction, and control messages that overtake it. If all ranks are near, they
+/// can also show each other small blocks (Posts).
+class Links final : public ControlLinks {
  public:
   struct Args {
     std::shared_ptr<Endpoint> endpoint;
-    uint64_t channel = 0;
+    uint64_t comm_id = 0;
     std::vector<int> world_ranks;                             // [P] ranks of the endpoint's world
     int rank = 0;                                             // in the communicator
     Topology topology;                                        // of the communicator
@@ -37,7 +35,7 @@ class Links final : public ControlChannel {
     std::chrono::nanoseconds deadline{};                      // for the ranks of the node to arrive
     bool says_goodbye = true;  // false: no rank will wait for one that has left
   };
-  /// Opens the channel, and waits for the ranks of the node to do the same. Throws kTimeout or
+  /// Opens the communicator, and waits for the ranks of the node to do the same. Throws kTimeout or
   /// kPeerFailed, with the culprit, if one does not. If a rank cannot do its part, the ranks that
   /// still wait for it throw its error here, and the others in their first exchange.
   explicit Links(Args args);
@@ -99,14 +97,14 @@ class Links final : public ControlChannel {
   [[noreturn]] void give_up(const Failure& failure) const;
 
   const Args args_;
-  std::vector<int> member_of_rank_;  // [P] number in the mailboxes; -1: far
+  std::vector<int> member_of_rank_;  // [P] number on the node; -1: far
   std::vector<int> rank_of_world_;   // ranks of the world -> ranks here; -1: no member
   bool has_far_ = false;
   bool may_spin_ = false;
   uint32_t awaited_ = NodeFileHead::kForAnything;
   // Null if there are no near ranks.
   std::unique_ptr<NodeMemory> memory_;
-  std::unique_ptr<Mailboxes> mailboxes_;
+  std::unique_ptr<NodeStreams> near_;
   std::unique_ptr<Posts> posts_;
 };
 

@@ -8,20 +8,37 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
-#include "comm/control_message.hpp"
+#include "comm/memory/shared_file.hpp"
+#include "comm/polled/control_message.hpp"
 #include "comm/sockets/directory.hpp"
-#include "comm/sockets/shared_file.hpp"
+#include "comm/sockets/endpoint.hpp"
 
 namespace crossdock::comm {
 
-/// The head of a mailbox: one direction between two ranks of a node, in the memory file of the
-/// receiver. A ring of bytes follows. An all-zero mailbox is empty. Positions count all bytes or
+/// The processes that share a node with this one: those that it sees and whose memory files it can
+/// open.
+struct ReachablePeers {
+  std::vector<std::shared_ptr<PeerDirectory>> directories;  // [P]; null: not reachable, or itself
+  std::vector<uint8_t> reaches;                             // [P] 1: reachable, or itself
+  std::string note;  // about the first process on this machine that cannot be reached; else empty
+};
+ReachablePeers find_reachable_peers(const SocketsWorld& world);
+
+/// Node ids [P] from the rows [P][P] of `reaches` of all ranks. Nodes are ordered by their lowest
+/// rank. A rank joins the first node whose members all share memory with it, both ways.
+std::vector<int> group_into_nodes(std::span<const uint8_t> rows, int size);
+
+/// The head of a stream: one direction between two ranks of a node, in the memory file of the
+/// receiver. A ring of bytes follows. An all-zero stream is empty. Positions count all bytes or
 /// messages since the beginning.
-struct MailboxHead {
+struct StreamHead {
   static constexpr size_t kNumMessages = 4;
 
   alignas(64) std::atomic<uint64_t> bytes_written;  // by the sender
@@ -42,7 +59,7 @@ struct Post {
 };
 static_assert(sizeof(Post) == 4096);
 
-/// The head of a rank's memory file for one communicator. One mailbox per rank of the node follows.
+/// The head of a rank's memory file for one communicator. One stream per rank of the node follows.
 struct NodeFileHead {
   static constexpr size_t kMaxMembers = 4096;
   /// Values of `sleeps`; kForPostOf + m: only a post of member m or a control message matters.
@@ -50,7 +67,7 @@ struct NodeFileHead {
   static constexpr uint32_t kForAnything = 1;
   static constexpr uint32_t kForPostOf = 2;
 
-  uint64_t channel;                                  // whose memory this is
+  uint64_t comm_id;                                  // whose memory this is
   alignas(64) std::atomic<uint32_t> bell;            // futex: changes to wake the owner
   alignas(64) std::atomic<uint32_t> sleeps;          // what the owner is about to sleep for
   alignas(64) std::atomic<uint64_t> messages_to_me;  // control messages of all senders
@@ -69,7 +86,7 @@ struct MemberIsMissing : std::exception {
 class NodeMemory {
  public:
   struct Args {
-    uint64_t channel = 0;
+    uint64_t comm_id = 0;
     int self = 0;                             // this rank's number
     std::vector<const SocketsBlob*> blobs;    // of the members
     std::vector<PeerDirectory*> directories;  // of the members; null for this rank
@@ -90,7 +107,7 @@ class NodeMemory {
   size_t ring_bytes() const { return ring_bytes_; }
 
   NodeFileHead& head(int owner) const;
-  MailboxHead& mailbox(int owner, int sender) const;
+  StreamHead& stream(int owner, int sender) const;
   std::byte* ring(int owner, int sender) const;
 
   /// Called after something was written for `member`.
@@ -110,13 +127,66 @@ class NodeMemory {
   void open_members(const Args& args);
   bool open_member(int member, const Args& args);
 
-  const uint64_t channel_;
+  const uint64_t id_;
   const int self_;
   const size_t ring_bytes_;
   Directory& directory_;
   std::vector<std::unique_ptr<SharedFile>> files_;  // [members]
   uint32_t prepared_for_ = NodeFileHead::kAwake;
   uint32_t bell_seen_ = 0;
+};
+
+/// Small blocks that every rank of a node shows to all others: one write instead of one per rank.
+///
+/// All members publish equally often. Post n is in slot n % 2 and may be overwritten by post n + 2:
+/// no member publishes n + 1 before it has read all posts n, and none publishes n + 2 before it has
+/// seen all posts n + 1.
+class Posts {
+ public:
+  /// `memory` must outlive this.
+  explicit Posts(NodeMemory& memory) : memory_(memory) {}
+
+  /// Publishes this rank's next post. REQUIRES: bytes.size() <= Post::kMaxBytes, and all posts of
+  /// the members before this one have been read.
+  void publish(uint64_t exchange, std::span<const std::byte> bytes);
+  /// The member's post with the number of this rank's last one; null if it is not there yet.
+  const Post* find(int member) const;
+  /// The member's next post, if the member is ahead of this rank; else null.
+  const Post* find_next(int member) const;
+
+ private:
+  const Post* find_number(int member, uint64_t number) const;
+
+  NodeMemory& memory_;
+  uint64_t number_ = 0;  // of the last post
+};
+
+/// Streams of bytes and control messages between the ranks of one node, in their memory files.
+///
+/// Used by one thread at a time, except that another thread may call send_control concurrently.
+class NodeStreams {
+ public:
+  /// `memory` must outlive this.
+  explicit NodeStreams(NodeMemory& memory) : memory_(memory) {}
+
+  /// Sends as many of these bytes, from the first, as there is room for; returns their number.
+  size_t write(int member, std::span<const std::byte> bytes);
+  /// Takes bytes that have arrived; returns their number.
+  size_t read(int member, std::span<std::byte> bytes);
+  /// Copies bytes that have arrived and leaves them there. Returns whether there were enough.
+  bool peek(int member, std::span<std::byte> bytes) const;
+
+  /// Drops a question or an answer if the stream is full: the receiver is then not in a call.
+  /// There is always room for an abort and a goodbye.
+  void send_control(int member, const ControlMessage& message);
+  /// Whether any member has sent a control message since the last call.
+  bool has_new_control();
+  std::optional<ControlMessage> take_control(int member);
+
+ private:
+  NodeMemory& memory_;
+  std::mutex control_mutex_;
+  uint64_t messages_seen_ = 0;
 };
 
 }  // namespace crossdock::comm

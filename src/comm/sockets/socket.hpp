@@ -4,11 +4,18 @@
 #include <sys/socket.h>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
+#include <vector>
 
 namespace crossdock::comm {
+
+inline void append(std::vector<std::byte>& bytes, std::span<const std::byte> more) {
+  bytes.insert(bytes.end(), more.begin(), more.end());
+}
 
 /// An IP address with a port, in a form that fits into a blob.
 struct SocketAddress {
@@ -69,5 +76,16 @@ bool is_temporary(int error);
 /// peer has vanished. A peer that does not read for a long time is not a failure: deadlines handle
 /// that.
 void set_connection_options(const Socket& socket);
+
+/// The address by which `host` can be reached. If it is this machine's own name, the address of the
+/// interface through which others reach this machine.
+SocketAddress address_of_host(const std::string& host, int port);
+
+/// The address, with port 0, of the interface through which this machine reaches `host`.
+SocketAddress interface_towards(const std::string& host);
+
+/// Where to listen: at `address` if not empty (throws kInvalidArgument unless it is numeric), else
+/// as described for SocketsOptions::address.
+SocketAddress address_to_listen_at(const std::string& address);
 
 }  // namespace crossdock::comm

@@ -11,13 +11,12 @@
 #include <span>
 #include <utility>
 
-#include "comm/control_message.hpp"
-#include "comm/deadlines.hpp"
 #include "comm/failure.hpp"
-#include "comm/sockets/addresses.hpp"
-#include "comm/sockets/blob.hpp"
-#include "comm/sockets/linger.hpp"
-#include "comm/wait_notice.hpp"
+#include "comm/polled/control_message.hpp"
+#include "comm/sockets/directory.hpp"
+#include "comm/sockets/endpoint.hpp"
+#include "comm/sockets/socket.hpp"
+#include "comm/waiting.hpp"
 #include "core/check.hpp"
 
 namespace crossdock::comm {
@@ -100,10 +99,6 @@ class Patience {
 std::vector<std::byte> bytes_of(const auto& value) {
   const auto bytes = std::as_bytes(std::span(&value, 1));
   return {bytes.begin(), bytes.end()};
-}
-
-void append(std::vector<std::byte>& bytes, std::span<const std::byte> more) {
-  bytes.insert(bytes.end(), more.begin(), more.end());
 }
 
 template <typename Value>
@@ -227,14 +222,33 @@ class Store {
 
   void look() {
     std::vector<pollfd> entries;
-    entries.push_back({.fd = listener_.descriptor(), .events = POLLIN, .revents = 0});
+    const int listener = may_accept_ ? listener_.descriptor() : -1;  // poll ignores -1
+    entries.push_back({.fd = listener, .events = POLLIN, .revents = 0});
     for (const Peer& peer : peers_) entries.push_back(peer.entry());
     ::poll(entries.data(), entries.size(), static_cast<int>(kLook.count()));
-    while (auto socket = accept_from(listener_)) {
+    while (may_accept_) {
+      auto socket = accept_from(listener_);
+      if (!socket) {
+        if (errno == EMFILE || errno == ENFILE) stop_accepting(errno);
+        break;
+      }
       peers_.push_back({.socket = std::move(*socket), .input = {}, .output = {}});
       handle_last();
     }
     std::erase_if(peers_, [&](Peer& peer) { return !handle(peer); });
+  }
+
+  // The set-up fails: a rank that is not accepted cannot be told from one that does not start.
+  void stop_accepting(int error) {
+    may_accept_ = false;
+    note_failure(Failure{.code = ErrorCode::kCommunication,
+                         .culprit = 0,
+                         .reporter = -1,
+                         .sequence = 0,
+                         .operation = kSetUp,
+                         .text = concat("rank 0 cannot accept another connection: ",
+                                        std::strerror(error), "; it needs one for every rank, so ",
+                                        "raise its limit on open files (ulimit -n)")});
   }
 
   // The request of a rank is most likely there already. Strangers that are silent must not keep the
@@ -404,6 +418,7 @@ class Store {
   size_t num_missing_told_ = 0;
   Clock::time_point last_told_ = Clock::now();
   std::optional<Failure> failure_;  // of a rank that gave up
+  bool may_accept_ = true;
   std::vector<Peer> peers_;
 };
 

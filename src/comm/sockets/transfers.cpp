@@ -5,6 +5,7 @@
 #include <cstring>
 #include <span>
 
+#include "comm/memory/bell.hpp"
 #include "core/check.hpp"
 
 namespace crossdock::comm {
@@ -25,15 +26,17 @@ void throw_other_exchange(int peer, const BlockLabel& arrived) {
               {.culprit = peer});
 }
 
-SocketsTransfers::SocketsTransfers(const std::vector<Lane>& lanes, uint64_t exchange, Links& links)
-    : links_(links), exchange_(exchange), blocks_(lanes.size()) {
+SocketsTransfers::SocketsTransfers(const std::vector<PeerBytes>& peer_bytes, uint64_t exchange,
+                                   Links& links)
+    : links_(links), exchange_(exchange), blocks_(peer_bytes.size()) {
   blocks_[static_cast<size_t>(links_.rank())].is_sent = true;
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == links_.rank()) continue;
     Blocks& blocks = blocks_[static_cast<size_t>(peer)];
-    blocks.lane = lanes[static_cast<size_t>(peer)];
-    blocks.is_sent = blocks.lane.send_bytes == 0;
-    num_incomplete_ += (blocks.lane.send_bytes > 0 ? 1 : 0) + (blocks.lane.recv_bytes > 0 ? 1 : 0);
+    blocks.bytes = peer_bytes[static_cast<size_t>(peer)];
+    blocks.is_sent = blocks.bytes.send_bytes == 0;
+    num_incomplete_ +=
+        (blocks.bytes.send_bytes > 0 ? 1 : 0) + (blocks.bytes.recv_bytes > 0 ? 1 : 0);
     if (is_pending(peer)) links_.expect(peer);
   }
 }
@@ -82,10 +85,10 @@ bool SocketsTransfers::send_some(int peer) {
   if (blocks.sent < kLabelBytes) {
     // The beginning of the block is sent with the label: a small block needs a single message.
     std::array<std::byte, kLabelBytes + kWithLabelBytes> head;
-    const BlockLabel label{.exchange = exchange_, .num_bytes = blocks.lane.send_bytes};
-    const auto num_bytes = static_cast<size_t>(std::min(blocks.lane.send_bytes, kWithLabelBytes));
+    const BlockLabel label{.exchange = exchange_, .num_bytes = blocks.bytes.send_bytes};
+    const auto num_bytes = static_cast<size_t>(std::min(blocks.bytes.send_bytes, kWithLabelBytes));
     std::memcpy(head.data(), &label, sizeof label);
-    std::memcpy(head.data() + sizeof label, blocks.lane.send, num_bytes);
+    std::memcpy(head.data() + sizeof label, blocks.bytes.send, num_bytes);
     const auto bytes = std::span(head).first(sizeof label + num_bytes);
     blocks.sent +=
         static_cast<int64_t>(links_.write(peer, bytes.subspan(static_cast<size_t>(blocks.sent))));
@@ -93,7 +96,7 @@ bool SocketsTransfers::send_some(int peer) {
   if (blocks.sent >= kLabelBytes && blocks.sent < blocks.send_total()) {
     const int64_t done = blocks.sent - kLabelBytes;
     blocks.sent += static_cast<int64_t>(links_.write(
-        peer, {blocks.lane.send + done, static_cast<size_t>(blocks.lane.send_bytes - done)}));
+        peer, {blocks.bytes.send + done, static_cast<size_t>(blocks.bytes.send_bytes - done)}));
   }
   if (is_sent(peer)) {
     blocks.is_sent = true;
@@ -112,16 +115,89 @@ bool SocketsTransfers::receive_some(int peer) {
     blocks.received += static_cast<int64_t>(links_.read(peer, bytes));
     if (blocks.received == kLabelBytes) {
       check_block(peer, blocks.arriving,
-                  {.exchange = exchange_, .num_bytes = blocks.lane.recv_bytes});
+                  {.exchange = exchange_, .num_bytes = blocks.bytes.recv_bytes});
     }
   }
   if (blocks.received >= kLabelBytes) {
     const int64_t done = blocks.received - kLabelBytes;
     blocks.received += static_cast<int64_t>(links_.read(
-        peer, {blocks.lane.recv + done, static_cast<size_t>(blocks.lane.recv_bytes - done)}));
+        peer, {blocks.bytes.recv + done, static_cast<size_t>(blocks.bytes.recv_bytes - done)}));
   }
   if (blocks.received == blocks.recv_total()) --num_incomplete_;
   return blocks.received > before;
+}
+
+namespace {
+
+constexpr int kNumLooks = 100;  // for missing posts, before the caller checks for failures
+
+}  // namespace
+
+PostedTransfers::PostedTransfers(Links& links) : links_(links) {
+  missing_.reserve(static_cast<size_t>(links.size()));
+}
+
+bool PostedTransfers::fits(std::span<const int64_t> recv_offsets) {
+  const auto is_large = [](int64_t begin, int64_t end) {
+    return end - begin > static_cast<int64_t>(Post::kMaxBytes);
+  };
+  return std::adjacent_find(recv_offsets.begin(), recv_offsets.end(), is_large) ==
+         recv_offsets.end();
+}
+
+void PostedTransfers::begin(const Args& args) {
+  args_ = args;
+  is_published_ = false;
+  missing_.clear();
+  for (int distance = 1; distance < size(); ++distance) {
+    missing_.push_back((links_.rank() + distance) % size());
+  }
+}
+
+bool PostedTransfers::is_pending(int peer) const {
+  return std::find(missing_.begin(), missing_.end(), peer) != missing_.end();
+}
+
+bool PostedTransfers::advance() {
+  if (!is_published_) links_.posts()->publish(args_.exchange, args_.send);
+  is_published_ = true;
+  bool moved = read_posts();
+  for (int look = 1; look < kNumLooks && !is_done() && links_.may_spin(); ++look) {
+    spin_once();
+    moved |= read_posts();
+  }
+  if (is_done()) return true;
+  if (!moved) check_for_streams();
+  links_.await_post_of(missing_.front());
+  return moved;
+}
+
+// Throws if a peer uses a stream for this exchange: it will never post. A peer that has already
+// finished this exchange may be streaming the next.
+void PostedTransfers::check_for_streams() const {
+  for (const int peer : missing_) {
+    BlockLabel label;
+    const bool is_there = links_.peek(peer, std::as_writable_bytes(std::span(&label, 1)));
+    if (is_there && label.exchange <= args_.exchange) throw_other_exchange(peer, label);
+  }
+}
+
+bool PostedTransfers::read_posts() {
+  const size_t num_before = missing_.size();
+  std::erase_if(missing_, [&](int peer) {
+    const Post* post = links_.posts()->find(peer);
+    if (post == nullptr) return false;
+    const int64_t begin = args_.recv_offsets[static_cast<size_t>(peer)];
+    const int64_t num_bytes = args_.recv_offsets[static_cast<size_t>(peer) + 1] - begin;
+    check_block(peer,
+                {.exchange = post->exchange, .num_bytes = static_cast<int64_t>(post->num_bytes)},
+                {.exchange = args_.exchange, .num_bytes = num_bytes});
+    if (num_bytes > 0) {
+      std::memcpy(args_.recv + begin, post->bytes.data(), static_cast<size_t>(num_bytes));
+    }
+    return true;
+  });
+  return missing_.size() < num_before;
 }
 
 }  // namespace crossdock::comm

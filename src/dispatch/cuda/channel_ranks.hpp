@@ -7,7 +7,7 @@
 
 namespace crossdock::cuda {
 
-/// The ranks whose kernels a rank's kernels wait for on the GPU. They must be reachable.
+/// Which ranks this rank waits for on the GPU. It must be able to reach their memory.
 enum class Waits { kNone, kForNode, kForAll };
 
 /// The ranks that share one peer channel, in ascending order. A rank's index among them is its

@@ -3,23 +3,50 @@
 #include <algorithm>
 #include <utility>
 
-#include "comm/agreed_failure.hpp"
+#include "comm/agreement/items.hpp"
+#include "comm/cuda/peer_channel.hpp"
+#include "comm/failure.hpp"
 #include "core/check.hpp"
-#include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 #include "core/cuda/stream.hpp"
-#include "core/cuda/waiting_room.hpp"
-#include "core/packed_items.hpp"
-#include "core/process_state.hpp"
+#include "core/process.hpp"
 #include "core/tensor_check.hpp"
 #include "core/tensor_memory.hpp"
 #include "crossdock/extend/plan_data.hpp"
-#include "dispatch/cuda/all_kernels.hpp"
 #include "dispatch/cuda/fault_error.hpp"
-#include "plan/capacity.hpp"
+#include "dispatch/cuda/kernels/gather_sum.hpp"
+#include "dispatch/cuda/kernels/link_rows.hpp"
+#include "dispatch/cuda/kernels/move_rows.hpp"
+#include "dispatch/cuda/kernels/scatter.hpp"
+#include "ops/copy_rows.hpp"
+#include "ops/cuda/device_rows.hpp"
+#include "plan/cuda/device_plan.hpp"
+#include "plan/local_routes.hpp"
 
 namespace crossdock::cuda {
 namespace {
+
+// Loads all kernels that any call may need. Loading one later could deadlock: it may wait until
+// the device is idle, while another dispatcher's kernels wait for a rank that has not launched
+// yet.
+void load_all_kernels() {
+  load_channel_kernels();
+  load_plan();
+  load_route_slots();
+  load_scatter();
+  load_scatter_chunk();
+  load_gather_sum();
+  load_gather_sum_backward();
+  load_gather_routes();
+  load_link_rows();
+  load_fan_out();
+  load_partial_sums();
+  load_move_rows();
+  load_pad_rows();
+  load_sum_groups();
+  ops::load_device_rows();
+  ops::load_fp8_rows();
+}
 
 // Copies owner, experts_by_owner and owner_offsets to the device, contiguous in this order.
 Buffer upload(const Placement& placement, DeviceArena& arena) {
@@ -57,16 +84,16 @@ CudaRank::CudaRank(const PathContext& context, int device, const ChannelUse& use
   if (!peers_.needs_export()) open();
 }
 
-void CudaRank::meet() {
+void CudaRank::join_peers() {
   if (pool_) return;
   const CallGuard guard(device_);
   const std::optional<Error> unusable = refusal_of([&] { check_usable(); });
   const std::string& config = context_.config_text;
   // Between nodes NCCL may register buffers; some versions cannot if a buffer spans chunks.
-  peers_.meet(group(), {.reaches_peers = waits_ != Waits::kNone,
-                        .prefers_ipc = group().topology().num_nodes > 1,
-                        .config = config,
-                        .refusal = as_refusal(unusable)});
+  peers_.share_memory(group(), {.reaches_peers = waits_ != Waits::kNone,
+                                .prefers_ipc = group().topology().num_nodes > 1,
+                                .config = config,
+                                .refusal = as_refusal(unusable)});
   const std::optional<Error> refusal = refusal_of([&] { open(); });
   try {
     group().agree(

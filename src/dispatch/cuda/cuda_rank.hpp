@@ -11,7 +11,7 @@
 
 #include "comm/cuda/peer_channel.hpp"
 #include "comm/cuda/peer_memory.hpp"
-#include "comm/cuda/peer_pointers.hpp"
+#include "comm/cuda/peer_signals.cuh"
 #include "core/cuda/device_pool.hpp"
 #include "dispatch/cuda/channel_ranks.hpp"
 #include "dispatch/cuda/rank_agreement.hpp"
@@ -37,7 +37,7 @@ class CudaRank {
   /// Called at the beginning of every plan. The first time, ranks that are processes agree on how
   /// they share memory; before that, the rank has no memory and no lanes. Collective. On failure,
   /// throws the same error on all ranks.
-  void meet();
+  void join_peers();
 
   /// Surrounds every call.
   class CallScope : public RankStreams::CallScope {

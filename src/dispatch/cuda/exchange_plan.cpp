@@ -1,10 +1,10 @@
 #include "dispatch/cuda/exchange_plan.hpp"
 
 #include <cstring>
+#include <utility>
 
-#include "core/sizes.hpp"
+#include "core/tensor_memory.hpp"
 #include "crossdock/extend/plan_data.hpp"
-#include "dispatch/cuda/packed_arrays.hpp"
 
 namespace crossdock::cuda {
 namespace {
@@ -123,6 +123,38 @@ ExchangePlan make_exchange_plan(DevicePool& pool, const PlanData& data,
   arrays.add(row_targets, plan.row_targets);
   plan.memory = arrays.upload(pool, stream, watch);
   return plan;
+}
+
+namespace {
+
+void add(const SumList& list, PackedArrays& arrays, PartialSumPlan::List& place) {
+  arrays.add(list.terms, place.terms);
+  arrays.add(list.offsets, place.offsets);
+  place.num_sums = std::ssize(list.offsets) - 1;
+}
+
+}  // namespace
+
+SumList sums_at_experts(const RankSums& sums, std::vector<int64_t> offsets) {
+  const auto* weights = reinterpret_cast<const float*>(sums.weights.data());
+  SumList list{.terms = {}, .offsets = std::move(offsets)};
+  for (size_t i = 0; i < sums.rows.size(); ++i) {
+    list.terms.push_back(
+        {.source = 0, .row = static_cast<int32_t>(sums.rows[i]), .group = 0, .weight = weights[i]});
+  }
+  return list;
+}
+
+PartialSumPlan make_partial_sum_plan(CudaRank& rank, const Plan& plan,
+                                     const PartialSumLists& lists) {
+  PartialSumPlan made;
+  made.traffic = agree_on_traffic(rank.group(), plan, lists.send_offsets, lists.recv_offsets);
+  made.arrived_source = lists.arrived_source;
+  PackedArrays arrays;
+  add(lists.sent, arrays, made.sent);
+  add(lists.tokens, arrays, made.tokens);
+  made.memory = arrays.upload(rank.pool(), rank.stream(), rank.watch());
+  return made;
 }
 
 }  // namespace crossdock::cuda

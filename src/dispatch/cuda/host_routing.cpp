@@ -4,13 +4,12 @@
 #include <optional>
 #include <utility>
 
-#include "comm/agreed_failure.hpp"
+#include "comm/failure.hpp"
 #include "core/check.hpp"
-#include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 #include "crossdock/extend/plan_data.hpp"
+#include "dispatch/call.hpp"
 #include "dispatch/cuda/gpu_call.hpp"
-#include "dispatch/dispatch_args.hpp"
 #include "dispatch/host/host_path.hpp"
 
 namespace crossdock::cuda {

@@ -1,15 +1,14 @@
-#include "dispatch/cuda/nccl_transport.hpp"
-
 #include <chrono>
 #include <optional>
 #include <thread>
 #include <utility>
 
-#include "comm/agreed_failure.hpp"
-#include "comm/nccl/connect.hpp"
+#include "comm/failure.hpp"
+#include "comm/nccl/communicator.hpp"
 #include "core/check.hpp"
 #include "core/cuda/device.hpp"
 #include "dispatch/cuda/host_routing.hpp"
+#include "dispatch/cuda/row_transport.hpp"
 
 namespace crossdock::cuda {
 namespace {

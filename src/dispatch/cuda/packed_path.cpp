@@ -5,15 +5,16 @@
 #include <utility>
 #include <vector>
 
-#include "core/cuda/check.hpp"
+#include "core/check.hpp"
+#include "core/cuda/device.hpp"
 #include "crossdock/extend/plan_data.hpp"
+#include "dispatch/call.hpp"
 #include "dispatch/cuda/fault_error.hpp"
-#include "dispatch/cuda/gpu_path.hpp"
+#include "dispatch/cuda/gpu_call.hpp"
 #include "dispatch/cuda/host_routing.hpp"
-#include "dispatch/cuda/kernels/gather_sum_backward.hpp"
+#include "dispatch/cuda/kernels/gather_sum.hpp"
 #include "dispatch/cuda/kernels/move_rows.hpp"
 #include "dispatch/cuda/kernels/scatter.hpp"
-#include "dispatch/dispatch_args.hpp"
 
 namespace crossdock::cuda {
 namespace {
@@ -412,7 +413,7 @@ Begun* PackedPath::aside(Begun* begun) const {
 template <typename AnyRouting>
 Plan PackedPath::plan_on_host(const AnyRouting& routing) {
   const CudaRank::CallScope scope(rank_);
-  rank_.meet();
+  rank_.join_peers();
   transport_->connect();
   return cuda::plan_on_host(rank_, routing, [&](const Plan& made) { return upload(made); });
 }
@@ -546,6 +547,15 @@ OwnedTensor PackedPath::collect_routes(const Plan& plan, ConstTensorView rows, T
   return result;
 }
 
+Error no_nccl_error(const PathContext& context) {
+  const bool is_needed = context.options.nccl_comm == nullptr;
+  return {
+      ErrorCode::kUnsupported,
+      concat("this build has no NCCL",
+             is_needed ? ", and ranks on several nodes cannot reach each other's GPU memory" : "",
+             "; configure with CROSSDOCK_WITH_NCCL=ON where nccl.h is installed")};
+}
+
 }  // namespace
 
 std::unique_ptr<Path> make_packed_path(const PathContext& context, int device,
@@ -557,7 +567,12 @@ std::unique_ptr<Path> make_packed_path(const PathContext& context, int device,
   }
   if (uses_peer_memory(context)) waits = Waits::kForAll;
   return std::make_unique<PackedPath>(context, device, packing, waits, [&](CudaRank& rank) {
-    if (uses_nccl(context)) return make_nccl_transport(rank, context.options.nccl_comm);
+    if (uses_nccl(context)) {
+      if constexpr (CROSSDOCK_HAS_NCCL) {
+        return make_nccl_transport(rank, context.options.nccl_comm);
+      }
+      throw no_nccl_error(context);
+    }
     return uses_peer_memory(context) ? make_peer_copies() : make_staged_copies(rank);
   });
 }

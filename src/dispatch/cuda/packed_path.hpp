@@ -5,7 +5,6 @@
 #include <span>
 
 #include "dispatch/cuda/exchange_plan.hpp"
-#include "dispatch/cuda/partial_sum_plan.hpp"
 #include "dispatch/cuda/row_transport.hpp"
 #include "dispatch/path.hpp"
 
@@ -23,13 +22,6 @@ struct Packing {
   /// Which rows are summed where, with partial sums.
   std::function<PartialSumLists(const CudaRank& rank, const Plan& host_plan)> sum_lists{};
 };
-
-// The rows that the library's strategies exchange; each is defined in the strategy's folder.
-
-Packing alltoall_packing();
-Packing allgather_packing();
-/// For direct and hierarchical.
-Packing relay_packing();
 
 /// Exchanges through a transport that waits for its peers itself, as NCCL does.
 using MakeTransport = std::function<std::unique_ptr<RowTransport>(CudaRank& rank)>;

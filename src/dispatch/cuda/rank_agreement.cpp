@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <atomic>
 
-#include "comm/agreed_failure.hpp"
-#include "comm/rendezvous.hpp"
+#include "comm/agreement/items.hpp"
+#include "comm/agreement/rendezvous.hpp"
+#include "comm/failure.hpp"
 #include "core/check.hpp"
 #include "core/cuda/device.hpp"
-#include "core/cuda/waiting_room.hpp"
-#include "core/packed_items.hpp"
+#include "core/cuda/stream.hpp"
 #include "dispatch/cuda/fault_error.hpp"
 
 namespace crossdock::cuda {
@@ -60,12 +60,12 @@ bool RankAgreement::runs_ahead(const RankStreams::Lane& lane) const {
 
 AgreedCall RankAgreement::agree(CallProposal proposal, int max_sms) {
   if (!proposal.must_meet && runs_ahead(proposal.lane)) {
-    return queue(std::move(proposal), max_sms);
+    return agree_ahead(std::move(proposal), max_sms);
   }
   if (is_alone() && proposal.lane.is_connected && proposal.refusal == nullptr) {
     return agree_alone(std::move(proposal), max_sms);
   }
-  return meet(std::move(proposal), max_sms);
+  return meet_hosts(std::move(proposal), max_sms);
 }
 
 AgreedCall RankAgreement::agree_alone(CallProposal proposal, int max_sms) {
@@ -79,7 +79,7 @@ AgreedCall RankAgreement::agree_alone(CallProposal proposal, int max_sms) {
   return agreed;
 }
 
-AgreedCall RankAgreement::queue(CallProposal proposal, int max_sms) {
+AgreedCall RankAgreement::agree_ahead(CallProposal proposal, int max_sms) {
   if (proposal.refusal != nullptr) {
     group().check();  // a failure is not a refusal
     const CallText call{proposal.operation, proposal.subject, std::move(proposal.call_text)};
@@ -104,7 +104,7 @@ AgreedCall RankAgreement::queue(CallProposal proposal, int max_sms) {
   return agreed;
 }
 
-AgreedCall RankAgreement::meet(CallProposal proposal, int max_sms) {
+AgreedCall RankAgreement::meet_hosts(CallProposal proposal, int max_sms) {
   RankStreams::Lane& lane = proposal.lane;
   PeerMemory& peers = parts_.peers;
   std::vector<ChunkNotice> news;
@@ -135,7 +135,7 @@ AgreedCall RankAgreement::meet(CallProposal proposal, int max_sms) {
                                .refusal = as_refusal(refusal)});
   } catch (const Error& error) {
     if (group().is_poisoned() || is_capturing(parts_.streams.stream_of(lane))) throw;
-    const bool peers_are_halted = comm::is_halt(error);
+    const bool peers_are_halted = comm::is_stop(error);
     if (recovery_ && (peers_are_halted || is_halted())) {
       recovery_->recover(*this, std::nullopt);
     }

@@ -3,21 +3,49 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "comm/cuda/peer_calls.cuh"
+#include "comm/cuda/peer_channel.hpp"
 #include "comm/cuda/peer_memory.hpp"
 #include "dispatch/cuda/channel_ranks.hpp"
-#include "dispatch/cuda/lost_peers.hpp"
 #include "dispatch/cuda/rank_streams.hpp"
-#include "dispatch/cuda/run_ahead/call_log.hpp"
-#include "dispatch/cuda/run_ahead/recovery.hpp"
+#include "dispatch/cuda/run_ahead.hpp"
 #include "dispatch/path.hpp"
 
 namespace crossdock::cuda {
+
+/// Ends the waits of this rank's kernels when a peer's process has ended, because the host may be
+/// waiting for the stream of those kernels. Thread-safe.
+class LostPeers {
+ public:
+  /// Adds a channel whose waits must end.
+  void add(std::shared_ptr<PeerChannel> channel) {
+    const std::lock_guard lock(mutex_);
+    if (lost_) channel->abandon(lost_);
+    channels_.push_back(std::move(channel));
+  }
+
+  /// The process of the peer in this slot has ended.
+  void note(int slot) {
+    const std::lock_guard lock(mutex_);
+    if (!lost_) lost_ = slot;
+    for (const std::shared_ptr<PeerChannel>& channel : channels_) channel->abandon(lost_);
+  }
+
+  /// Keeps the registration that calls note; see PeerMemory::watch_owners.
+  void set_watch(std::shared_ptr<const void> watch) { watch_ = std::move(watch); }
+
+ private:
+  std::mutex mutex_;
+  std::optional<int> lost_;
+  std::vector<std::shared_ptr<PeerChannel>> channels_;
+  std::shared_ptr<const void> watch_;  // destroyed first
+};
 
 /// A rank's part in the agreement on a call.
 struct CallProposal {
@@ -119,8 +147,8 @@ class RankAgreement {
   Group& group() const { return parts_.context.group; }
   bool is_alone() const { return group().size() == 1; }
   AgreedCall agree_alone(CallProposal proposal, int max_sms);
-  AgreedCall queue(CallProposal proposal, int max_sms);
-  AgreedCall meet(CallProposal proposal, int max_sms);
+  AgreedCall agree_ahead(CallProposal proposal, int max_sms);
+  AgreedCall meet_hosts(CallProposal proposal, int max_sms);
   void connect(const CallProposal& proposal, const AgreedCall& agreed);
   bool has_waiting_room(const RankStreams::Lane& lane, int max_sms);
   std::vector<RankStreams::Lane*> connected_lanes() const;

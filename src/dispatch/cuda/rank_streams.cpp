@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "core/cuda/check.hpp"
+#include "core/cuda/device.hpp"
 
 namespace crossdock::cuda {
 
@@ -33,7 +33,7 @@ cudaStream_t RankStreams::set_callers_stream(Stream stream) {
   const CallGuard guard(device_);
   const cudaStream_t before = callers_stream();
   const cudaStream_t wanted = group_stream(group_, stream);
-  // Taking the stream that replaces the threads' own may wait for the GPU (see enter_aside).
+  // Switching to per-thread streams may wait for the GPU (see enter_aside).
   const bool takes_stream = wanted == cudaStreamPerThread && !callers_.is_per_thread();
   if (takes_stream && has_queued_ && !is_capturing(before)) {
     CROSSDOCK_CUDA(cudaStreamSynchronize(before));

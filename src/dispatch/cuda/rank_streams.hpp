@@ -7,7 +7,6 @@
 #include <optional>
 #include <vector>
 
-#include "comm/cuda/group_stream.hpp"
 #include "comm/cuda/peer_channel.hpp"
 #include "comm/cuda/stream_watch.hpp"
 #include "core/cuda/device.hpp"

@@ -2,15 +2,14 @@
 
 #include <utility>
 
-#include "comm/agreed_failure.hpp"
+#include "comm/failure.hpp"
 #include "core/check.hpp"
 #include "crossdock/extend/plan_data.hpp"
-#include "dispatch/collective_call.hpp"
-#include "dispatch/dispatch_args.hpp"
-#include "dispatch/host/row_tensors.hpp"
+#include "dispatch/call.hpp"
+#include "dispatch/host/peer_rows.hpp"
 #include "ops/sum_rows.hpp"
-#include "plan/capacity.hpp"
-#include "plan/expert_chunks.hpp"
+#include "plan/local_routes.hpp"
+#include "plan/placement.hpp"
 #include "plan/plan_builder.hpp"
 
 namespace crossdock {
@@ -100,20 +99,20 @@ DispatchResult HostPath::dispatch(const Plan& plan, const DispatchArgs& args, Be
 }
 
 // Scatters tokens to the rows of their experts, at once or chunk by chunk.
-void HostPath::scatter_tokens(const Exchange& exchange, std::span<const RowPart> parts,
+void HostPath::scatter_tokens(const StrategyCall& strategy_call, std::span<const RowPart> parts,
                               const DispatchArgs& args, const DispatchResult& result) {
-  const PlanData& plan = exchange.plan.data();
+  const PlanData& plan = strategy_call.plan.data();
   zero_pad_rows(plan, result.rows.view);
   if (args.scales.given()) zero_pad_rows(plan, result.row_scales.view);
   if (args.with_row_weights) {
     zero_pad_rows(plan, result.row_weights.view);
-    strategy().scatter_routes(exchange, exchange.plan.weights(), result.row_weights.view);
+    strategy().scatter_routes(strategy_call, strategy_call.plan.weights(), result.row_weights.view);
   }
   const std::vector<ExpertChunk> chunks = split_experts(plan, args.num_chunks);
   std::optional<EventRecorder::Scope> recorded;  // of the current chunk
   const auto begin = [&](size_t i) {
     if (chunks.size() == 1 || i == chunks.size()) return;
-    recorded.emplace(group().recorder(), exchange.operation, exchange.sequence,
+    recorded.emplace(group().recorder(), strategy_call.operation, strategy_call.sequence,
                      rows_sent(plan, chunks[i]) * parts[0].row_bytes, "chunk");
   };
   const auto arrived = [&](size_t i) {
@@ -124,8 +123,8 @@ void HostPath::scatter_tokens(const Exchange& exchange, std::span<const RowPart>
     begin(i + 1);
   };
   begin(0);
-  if (chunks.size() > 1) return strategy().scatter_chunks(exchange, parts, chunks, arrived);
-  strategy().scatter(exchange, parts);
+  if (chunks.size() > 1) return strategy().scatter_chunks(strategy_call, parts, chunks, arrived);
+  strategy().scatter(strategy_call, parts);
   arrived(0);
 }
 
@@ -140,12 +139,12 @@ OwnedTensor HostPath::gather_sum(const char* operation, const Plan& plan, const 
   });
   const uint64_t sequence = call.agree();
   call.move(plan.data().num_received() * args.rows.row_bytes(), [&] {
-    const Exchange exchange{group(), plan, sequence, operation};
+    const StrategyCall strategy_call{group(), plan, sequence, operation};
     const GatherSumArgs sum{.rows = args.rows, .weights = args.weights, .out = out.view};
     if (context_.config->partial_sums != PartialSums::kNone) {
-      strategy().gather_partial_sums(exchange, sum);
+      strategy().gather_partial_sums(strategy_call, sum);
     } else {
-      strategy().gather_sum(exchange, sum);
+      strategy().gather_sum(strategy_call, sum);
     }
   });
   return out;
@@ -175,12 +174,12 @@ CombineBackwardResult HostPath::combine_backward(const Plan& plan,
   const uint64_t sequence = call.agree();
   const TensorView& grad_rows = result.grad_rows.view;
   call.move(plan.data().num_sent() * grad_rows.row_bytes(), [&] {
-    const Exchange exchange{group(), plan, sequence, "combine_backward"};
+    const StrategyCall strategy_call{group(), plan, sequence, "combine_backward"};
     const RowPart part = row_part(args.grad_out, grad_rows);
     zero_pad_rows(plan.data(), grad_rows);
-    strategy().scatter(exchange, {&part, 1});
+    strategy().scatter(strategy_call, {&part, 1});
     zero_pad_rows(plan.data(), row_weights.view);
-    strategy().scatter_routes(exchange, plan.weights(), row_weights.view);
+    strategy().scatter_routes(strategy_call, plan.weights(), row_weights.view);
     ops::sum_rows_backward({.y = static_cast<const std::byte*>(args.y.data),
                             .grad = static_cast<std::byte*>(grad_rows.data),
                             .weights = row_weights.view.data,
@@ -190,7 +189,7 @@ CombineBackwardResult HostPath::combine_backward(const Plan& plan,
                             .dtype = args.y.dtype},
                            *group().threads());
     zero(result.grad_weights.view);
-    strategy().gather_routes(exchange, row_grads.view, result.grad_weights.view);
+    strategy().gather_routes(strategy_call, row_grads.view, result.grad_weights.view);
   });
   return result;
 }

@@ -35,7 +35,7 @@ class HostPath final : public Path {
  private:
   /// Memory for rows [R, D] that peers may write.
   OwnedTensor take_rows(const char* operation, const Plan& plan, DType dtype) const;
-  void scatter_tokens(const Exchange& exchange, std::span<const RowPart> parts,
+  void scatter_tokens(const StrategyCall& strategy_call, std::span<const RowPart> parts,
                       const DispatchArgs& args, const DispatchResult& result);
 
   Group& group() const { return context_.group; }

@@ -6,10 +6,26 @@
 #include <utility>
 #include <vector>
 
-#include "comm/window.hpp"
+#include "comm/memory/window.hpp"
+#include "crossdock/extend/plan_data.hpp"
 #include "crossdock/extend/strategy.hpp"
+#include "crossdock/plan.hpp"
+#include "crossdock/tensor.hpp"
+
+// Rows of a dispatcher's calls in host memory.
 
 namespace crossdock {
+
+/// tokens [T, ...] and the rows [R, ...] they go to, as bits.
+RowPart row_part(const ConstTensorView& tokens, const TensorView& rows);
+
+/// The weight of the route in a slot, t * K + k.
+double weight_at(const PlanData& plan, size_t slot);
+
+/// Zeroes the rows that belong to no route.
+void zero_pad_rows(const PlanData& plan, const TensorView& rows);
+
+void zero(const TensorView& tensor);
 
 /// Phase of the event that records a copy of foreign memory.
 inline constexpr const char* kForeignCopy = "copy of foreign rows";
@@ -19,18 +35,18 @@ inline constexpr const char* kForeignCopy = "copy of foreign rows";
 class ExposedRows {
  public:
   /// For peers to store into. Contents of a lease are unspecified.
-  static ExposedRows to_fill(const Exchange& exchange, std::byte* rows, int64_t num_bytes);
+  static ExposedRows to_fill(const StrategyCall& call, std::byte* rows, int64_t num_bytes);
   /// For peers to load from.
-  static ExposedRows to_read(const Exchange& exchange, const std::byte* rows, int64_t num_bytes);
+  static ExposedRows to_read(const StrategyCall& call, const std::byte* rows, int64_t num_bytes);
 
   const comm::WindowHandle& handle() const { return handle_; }
   /// Where the rows of this rank are while peers use them.
   std::byte* data() const { return data_; }
   /// After the peers have stored: copies the plan's rows from a lease, if any, to the rows given.
-  void fetch(const Exchange& exchange, int64_t row_bytes) const;
+  void fetch(const StrategyCall& call, int64_t row_bytes) const;
 
  private:
-  ExposedRows(const Exchange& exchange, std::byte* rows, int64_t num_bytes);
+  ExposedRows(const StrategyCall& call, std::byte* rows, int64_t num_bytes);
 
   std::byte* wanted_;
   std::byte* data_;
@@ -56,13 +72,13 @@ class PeerRows {
 };
 
 /// Tells all ranks where this rank's rows are. Collective over the whole group.
-PeerRows exchange_addresses(const Exchange& exchange, std::span<const ExposedRows> shown);
+PeerRows exchange_addresses(const StrategyCall& call, std::span<const ExposedRows> shown);
 
 /// Ends an exchange in which ranks used each other's memory: when it returns, the stores of all
 /// ranks are done. Collective.
-void barrier(const Exchange& exchange);
+void barrier(const StrategyCall& call);
 
 /// Whether `rank` is on this rank's node.
-bool is_reachable(const Exchange& exchange, int rank);
+bool is_reachable(const StrategyCall& call, int rank);
 
 }  // namespace crossdock

@@ -1,9 +1,8 @@
 #include "layer/device_memory.hpp"
 
-#include "comm/cuda/group_stream.hpp"
-#include "core/cuda/check.hpp"
+#include "comm/cuda/stream_watch.hpp"
 #include "core/cuda/device.hpp"
-#include "core/cuda/device_calls.hpp"
+#include "core/cuda/device_pool.hpp"
 
 namespace crossdock {
 namespace {

@@ -2,7 +2,6 @@
 #include <limits>
 
 #include "core/check.hpp"
-#include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 #include "core/cuda/launch.hpp"
 #include "core/cuda/stream.hpp"

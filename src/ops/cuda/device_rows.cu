@@ -1,7 +1,6 @@
 #include <algorithm>
 
 #include "core/check.hpp"
-#include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 #include "core/cuda/launch.hpp"
 #include "core/cuda/row_vector.cuh"

@@ -6,7 +6,7 @@
 #include "core/cuda/launch.hpp"
 #include "core/cuda/stream.hpp"
 #include "core/tensor_memory.hpp"
-#include "ops/cuda/device_segments.hpp"
+#include "ops/cuda/device_rows.hpp"
 #include "ops/cuda/row_chunks.cuh"
 
 namespace crossdock::ops {

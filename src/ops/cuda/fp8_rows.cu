@@ -1,11 +1,10 @@
 #include <algorithm>
 
-#include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 #include "core/cuda/launch.hpp"
 #include "core/cuda/stream.hpp"
 #include "crossdock/dtype.hpp"
-#include "ops/fp8_rows.hpp"
+#include "ops/copy_rows.hpp"
 
 namespace crossdock::ops {
 namespace {

@@ -1,16 +1,100 @@
+#include <cuda_runtime.h>
+
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <tuple>
 #include <type_traits>
+#include <vector>
 
 #include "core/check.hpp"
-#include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
+#include "core/cuda/device_arena.hpp"
 #include "core/cuda/stream.hpp"
 #include "ops/cuda/grouped_product.hpp"
-#include "ops/cuda/hopper/products.hpp"
+#include "ops/cuda/hopper/operands.hpp"
 #include "ops/cuda/plain/products.hpp"
-#include "ops/cuda/product_scratch.hpp"
 
 namespace crossdock::ops {
+
+/// Device memory that product kernels use besides their tensors. Kernels that may run at the same
+/// time use different memory: every stream has its own, and so does every captured graph, whose
+/// replays may overlap with other work of the stream. Thread-safe.
+///
+/// It is never freed: kernels may still run when the object that launched them is gone.
+class ProductScratch {
+ public:
+  /// The instance of a device, for all products of this process.
+  static ProductScratch& of(int device);
+  ProductScratch(const ProductScratch&) = delete;
+  ProductScratch& operator=(const ProductScratch&) = delete;
+
+  struct Memory {
+    int32_t* counters;  // [2], zero; kernels leave them zero
+    std::byte* bytes;   // unspecified contents, 256-byte aligned
+  };
+  /// Memory for the stream's next kernels, at least num_bytes bytes. Allocates when a stream or a
+  /// capture is new or needs more than before; waits for the allocation, not for kernels.
+  Memory take(cudaStream_t stream, int64_t num_bytes);
+
+ private:
+  explicit ProductScratch(int device);
+
+  struct Entry {
+    Buffer counters;
+    std::vector<Buffer> bytes;  // the last one is in use; kernels in flight may use the others
+  };
+  // The last member distinguishes threads for cudaStreamPerThread.
+  using Key = std::tuple<cudaStream_t, uint64_t, std::thread::id>;
+
+  std::shared_ptr<cuda::DeviceArena> arena_;
+  std::mutex mutex_;
+  std::map<Key, Entry> entries_;
+};
+
+namespace {
+
+constexpr int64_t kCounterBytes = 256;
+
+Buffer allocate_counters(cuda::DeviceArena& arena) {
+  Buffer counters = cuda::allocate_device(arena, kCounterBytes);
+  CROSSDOCK_CUDA(cudaMemsetAsync(counters.data(), 0, kCounterBytes, arena.stream()));
+  CROSSDOCK_CUDA(cudaStreamSynchronize(arena.stream()));
+  return counters;
+}
+
+}  // namespace
+
+ProductScratch& ProductScratch::of(int device) {
+  static auto* const kMutex = new std::mutex;
+  static auto* const kAll = new std::map<int, std::unique_ptr<ProductScratch>>;
+  const std::lock_guard lock(*kMutex);
+  std::unique_ptr<ProductScratch>& scratch = (*kAll)[device];
+  if (!scratch) scratch.reset(new ProductScratch(device));
+  return *scratch;
+}
+
+ProductScratch::ProductScratch(int device)
+    : arena_(cuda::DeviceArena::make(device, cuda::MemorySharing::kNone)) {}
+
+ProductScratch::Memory ProductScratch::take(cudaStream_t stream, int64_t num_bytes) {
+  const bool is_per_thread = stream == cudaStreamPerThread;
+  const Key key(stream, cuda::capture_id(stream),
+                is_per_thread ? std::this_thread::get_id() : std::thread::id());
+  const std::lock_guard lock(mutex_);
+  Entry& entry = entries_[key];
+  if (entry.counters.num_bytes() == 0) entry.counters = allocate_counters(*arena_);
+  if (num_bytes > 0 && (entry.bytes.empty() || entry.bytes.back().num_bytes() < num_bytes)) {
+    entry.bytes.push_back(cuda::allocate_device(*arena_, num_bytes));
+  }
+  return {.counters = reinterpret_cast<int32_t*>(entry.counters.data()),
+          .bytes = entry.bytes.empty() ? nullptr : entry.bytes.back().data()};
+}
+
 namespace {
 
 int sms_of(Device device, int max_sms) {

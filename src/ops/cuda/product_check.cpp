@@ -2,8 +2,8 @@
 #include <string_view>
 
 #include "core/check.hpp"
-#include "core/sizes.hpp"
 #include "core/tensor_check.hpp"
+#include "core/tensor_memory.hpp"
 #include "ops/cuda/grouped_product.hpp"
 
 namespace crossdock::ops {

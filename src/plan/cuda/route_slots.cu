@@ -1,9 +1,9 @@
 #include <algorithm>
 
 #include "comm/cuda/peer_signals.cuh"
-#include "core/cuda/check.hpp"
+#include "core/cuda/device.hpp"
 #include "core/cuda/launch.hpp"
-#include "plan/cuda/route_slots.hpp"
+#include "plan/cuda/device_plan.hpp"
 
 namespace crossdock::cuda {
 namespace {

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "core/cuda/check.hpp"
+#include "core/cuda/device.hpp"
 #include "core/cuda/launch.hpp"
 #include "router/cuda/kernels.hpp"
 

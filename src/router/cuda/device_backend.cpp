@@ -1,15 +1,12 @@
 // Router on a GPU: takes memory and queues kernels.
 #include "core/check.hpp"
-#include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
-#include "core/cuda/device_calls.hpp"
+#include "core/cuda/device_pool.hpp"
 #include "core/cuda/stream.hpp"
-#include "core/sizes.hpp"
 #include "core/tensor_memory.hpp"
 #include "router/backend.hpp"
 #include "router/balance_losses.hpp"
-#include "router/cuda/hopper/gradients.hpp"
-#include "router/cuda/hopper/logits.hpp"
+#include "router/cuda/hopper/gate_products.hpp"
 #include "router/cuda/kernels.hpp"
 
 namespace crossdock::router {

@@ -1,11 +1,10 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "core/cuda/check.hpp"
+#include "core/cuda/device.hpp"
 #include "core/cuda/launch.hpp"
-#include "core/sizes.hpp"
+#include "core/tensor_memory.hpp"
 #include "ops/gemm.hpp"
-#include "router/cuda/fma_product.cuh"
 #include "router/cuda/kernels.hpp"
 #include "router/cuda/split_product.cuh"
 #include "router/cuda/token_matrix.cuh"

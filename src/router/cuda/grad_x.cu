@@ -1,9 +1,7 @@
 #include <cstddef>
 
-#include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 #include "core/cuda/launch.hpp"
-#include "router/cuda/fma_product.cuh"
 #include "router/cuda/kernels.hpp"
 #include "router/cuda/split_product.cuh"
 #include "router/cuda/token_matrix.cuh"

@@ -8,7 +8,7 @@
 
 #include "crossdock/dtype.hpp"
 #include "crossdock/router.hpp"
-#include "ops/cuda/hopper/tensor_map.hpp"
+#include "ops/cuda/hopper/operands.hpp"
 
 namespace crossdock::router {
 

@@ -3,14 +3,12 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/cuda/check.hpp"
 #include "core/cuda/device.hpp"
 #include "core/cuda/launch.hpp"
 #include "ops/gemm.hpp"
-#include "router/cuda/fma_product.cuh"
-#include "router/cuda/hopper/logits.hpp"
+#include "router/cuda/hopper/gate_products.hpp"
 #include "router/cuda/kernels.hpp"
-#include "router/cuda/mma_tile.cuh"
+#include "router/cuda/split_product.cuh"
 #include "router/cuda/token_matrix.cuh"
 
 // Products of bf16 or fp16 rows on tensor cores. Each product of two elements is exact. k runs in

@@ -3,7 +3,6 @@
 
 #include "crossdock/dispatcher.hpp"
 #include "testing/conformance/checks.hpp"
-#include "testing/conformance/same_error.hpp"
 
 namespace crossdock::conformance {
 namespace {

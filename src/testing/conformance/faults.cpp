@@ -67,29 +67,29 @@ class Interrupted : public ForwardingStrategy {
   Interrupted(std::unique_ptr<Strategy> inner, const Injector& injector)
       : ForwardingStrategy(std::move(inner)), injector_(injector) {}
 
-  std::shared_ptr<const void> prepare(const Exchange& exchange) override {
-    injector_.pass(FaultStep::kAfterCounts, &exchange.group);
-    return inner().prepare(exchange);
+  std::shared_ptr<const void> prepare(const StrategyCall& strategy_call) override {
+    injector_.pass(FaultStep::kAfterCounts, &strategy_call.group);
+    return inner().prepare(strategy_call);
   }
-  void scatter(const Exchange& exchange, std::span<const RowPart> parts) override {
-    const bool backward = std::string_view(exchange.operation) == "combine_backward";
+  void scatter(const StrategyCall& strategy_call, std::span<const RowPart> parts) override {
+    const bool backward = std::string_view(strategy_call.operation) == "combine_backward";
     const auto step = backward ? FaultStep::kMidCombineBackward : FaultStep::kMidDispatch;
-    injector_.pass(step, &exchange.group);
-    if (!injector_.skips(step)) inner().scatter(exchange, parts);
+    injector_.pass(step, &strategy_call.group);
+    if (!injector_.skips(step)) inner().scatter(strategy_call, parts);
   }
-  void scatter_chunks(const Exchange& exchange, std::span<const RowPart> parts,
+  void scatter_chunks(const StrategyCall& strategy_call, std::span<const RowPart> parts,
                       std::span<const ExpertChunk> chunks,
                       const std::function<void(size_t)>& arrived) override {
-    inner().scatter_chunks(exchange, parts, chunks, [&](size_t i) {
+    inner().scatter_chunks(strategy_call, parts, chunks, [&](size_t i) {
       arrived(i);
-      if (i == 0) injector_.pass(FaultStep::kBetweenChunks, &exchange.group);
+      if (i == 0) injector_.pass(FaultStep::kBetweenChunks, &strategy_call.group);
     });
   }
-  void gather_sum(const Exchange& exchange, const GatherSumArgs& args) override {
-    const bool backward = std::string_view(exchange.operation) == "dispatch_backward";
+  void gather_sum(const StrategyCall& strategy_call, const GatherSumArgs& args) override {
+    const bool backward = std::string_view(strategy_call.operation) == "dispatch_backward";
     const auto step = backward ? FaultStep::kMidDispatchBackward : FaultStep::kMidCombine;
-    injector_.pass(step, &exchange.group);
-    if (!injector_.skips(step)) inner().gather_sum(exchange, args);
+    injector_.pass(step, &strategy_call.group);
+    if (!injector_.skips(step)) inner().gather_sum(strategy_call, args);
   }
 
  private:

@@ -9,6 +9,7 @@
 
 #include "core/check.hpp"
 #include "core/tensor_memory.hpp"
+#include "crossdock/testing/comparator.hpp"
 #include "testing/conformance/values.hpp"
 
 namespace crossdock::conformance {
@@ -385,17 +386,13 @@ void Trial::expect_near_weights(ConstTensorView got, const std::vector<double>& 
   const std::vector<double> bound =
       reference::combine_backward(layout_, width(), magnitude(grad_out), magnitude(y), weights_)
           .weights[static_cast<size_t>(rank_)];
-  const double epsilon = sum_dtype() == DType::kF64 ? 0x1p-52 : 0x1p-23;
-  const std::vector<double> values = reference::to_values(got);
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    const bool both_nan = std::isnan(values[i]) && std::isnan(wanted[i]);
-    if (both_nan || values[i] == wanted[i]) continue;
-    if (!(std::abs(values[i] - wanted[i]) <=
-          static_cast<double>(width() + 4) * epsilon * bound[i])) {
-      find(concat("grad_weights[", i, "] is ", values[i], ", must be ", wanted[i]));
-      return;
-    }
-  }
+  reference::Comparator comparator;
+  comparator.near(
+      "grad_weights", reference::to_values(got), wanted,
+      {.tolerance = static_cast<double>(width() + 4) * reference::epsilon_of(sum_dtype()),
+       .scale = bound,
+       .dtype = sum_dtype()});
+  if (!comparator.passed()) find(comparator.failure());
 }
 
 void Trial::transpose() {

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "testing/layer/draw.hpp"
 #include "testing/layer/layer_ranks.hpp"
 
 namespace crossdock::conformance {
@@ -141,11 +140,14 @@ void append_hidden(const MlpWeights& expert, const Values& x, int64_t D, Values&
   }
 }
 
-// The gradient jumps at the limit of clamped_swiglu. Returns the first limit, from the given one
-// upwards, that no rounded hidden value of any token may cross.
+// The gradient jumps at the limit of clamped_swiglu and limited_swiglu. Returns the first limit,
+// from the given one upwards, that no rounded hidden value of any token may cross.
 double clear_limit(const LayerWorld& world) {
   const ExpertsConfig& config = world.spec.config.experts;
-  if (config.activation != Activation::kClampedSwiglu) return config.limit;
+  if (config.activation != Activation::kClampedSwiglu &&
+      config.activation != Activation::kLimitedSwiglu) {
+    return config.limit;
+  }
   Values hidden;
   for (const LayerTokens& tokens : world.ranks) {
     for (const MlpWeights& expert : world.experts) {

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "crossdock/testing/random_worlds.hpp"
-#include "testing/random/world_slots.hpp"
+#include "testing/conformance/trial.hpp"
 
 namespace crossdock::testing {
 namespace {
@@ -71,7 +71,8 @@ World with_top_k(World world, int64_t top_k) {
 
 World without_expert(World world, int64_t expert) {
   if (world.config.top_k == world.config.num_experts) {
-    world = with_top_k(std::move(world), world.config.top_k - 1);
+    const int64_t top_k = world.config.top_k - 1;
+    world = with_top_k(std::move(world), top_k);
   }
   DispatchConfig& config = world.config;
   --config.num_experts;

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 #include <utility>
@@ -54,6 +55,15 @@ Activated clamped_swiglu(double gate, double linear, double limit) {
   return result;
 }
 
+// clamped_swiglu without its factor 1.702 and its + 1.
+Activated limited_swiglu(double gate, double linear, double limit) {
+  Activated result =
+      times_linear(sigmoid_gate(std::min(gate, limit), 1.0), std::clamp(linear, -limit, limit));
+  if (gate > limit) result.by_gate = 0.0;
+  if (std::abs(linear) > limit) result.by_linear = 0.0;
+  return result;
+}
+
 Activated activate(const MlpConfig& config, double gate, double linear) {
   switch (config.activation) {
     case Activation::kSwiglu:
@@ -66,6 +76,10 @@ Activated activate(const MlpConfig& config, double gate, double linear) {
       return gelu(gate);
     case Activation::kGeluTanh:
       return gelu_tanh(gate);
+    case Activation::kGegluTanh:
+      return times_linear(gelu_tanh(gate), linear);
+    case Activation::kLimitedSwiglu:
+      return limited_swiglu(gate, linear, config.limit);
     case Activation::kSquaredRelu: {
       const double positive = gate < 0.0 ? 0.0 : gate;  // NaN stays
       return {positive * positive, 2.0 * positive, 0.0};

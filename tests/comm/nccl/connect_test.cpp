@@ -1,8 +1,6 @@
 // The library's own NCCL communicators: how ranks make one together. NCCL is a stand-in, so no GPU
 // is needed and every rank can be made to fail.
 
-#include "comm/nccl/connect.hpp"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -12,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/nccl/communicator.hpp"
 #include "crossdock/threads.hpp"
 #include "support/fake_nccl.hpp"
 #include "support/message_of.hpp"

@@ -7,7 +7,7 @@
 
 #include "comm/cuda/peer_calls.cuh"
 #include "crossdock/threads.hpp"
-#include "dispatch/cuda/run_ahead/call_log.hpp"
+#include "dispatch/cuda/run_ahead.hpp"
 
 namespace crossdock::cuda {
 namespace {

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "dispatch/cuda/captured_graph.hpp"
-#include "dispatch/cuda/kernels/scatter_chunk.hpp"
+#include "dispatch/cuda/kernels/scatter.hpp"
 #include "dispatch/cuda/step.hpp"
 
 namespace crossdock {

@@ -29,8 +29,8 @@ class CudaGrowth : public CudaSharing {
 };
 
 // A rank that has met the others: they have agreed on how they share memory.
-struct MetRank {
-  MetRank() { peers.meet(group, {}); }
+struct SharingRank {
+  SharingRank() { peers.share_memory(group, {}); }
 
   std::shared_ptr<cuda::RangeArena> arena() const {
     return cuda::RangeArena::make(device, peers.sharing());
@@ -49,7 +49,7 @@ struct MetRank {
 // An offset means the same memory to all ranks, and needs no exchange once the arena is mapped.
 TEST_F(CudaGrowth, LeavesOffsetsThatNeedNoExchange) {
   constexpr int64_t kBytes = int64_t{1} << 20;
-  MetRank rank;
+  SharingRank rank;
   EXPECT_TRUE(rank.peers.has_offsets());
   const auto arena = cuda::DeviceArena::make(rank.device, rank.peers.sharing());
   const Buffer memory = cuda::allocate_device(*arena, kBytes);
@@ -72,7 +72,7 @@ TEST_F(CudaGrowth, LeavesOffsetsThatNeedNoExchange) {
 
 // Ranks that grow and map memory do not wait for their kernels, which may be waiting for a peer.
 TEST_F(CudaGrowth, GoesOnWhileTheStreamsOfAllRanksAreHeldUp) {
-  MetRank rank;
+  SharingRank rank;
   const auto arena = rank.arena();
   StreamGate gate(rank.stream.get());
   const int64_t before = rank.peers.mapped_bytes(0);
@@ -101,7 +101,7 @@ Buffer grow_alone(cuda::PeerMemory& peers, cuda::RangeArena& arena, int64_t want
 // The hosts of the other ranks are blocked until rank 0 has grown: only their service threads run.
 TEST_F(CudaGrowth, GoesOnWhileTheHostsOfTheOtherRanksAreBlocked) {
   constexpr int64_t kGrownBytes = int64_t{256} << 20;
-  MetRank rank;
+  SharingRank rank;
   EXPECT_TRUE(rank.peers.grows_alone());
   const auto arena = rank.arena();
   const int64_t wanted = exchange(rank.group, std::vector{arena->num_bytes()}, 0)[0] + kGrownBytes;
@@ -130,7 +130,7 @@ TEST_F(CudaGrowth, GoesOnWhileTheHostsOfTheOtherRanksAreBlocked) {
 
 // Growth that was published while it was being announced counts once.
 TEST_F(CudaGrowth, MayBeBothAnnouncedAndPublished) {
-  MetRank rank;
+  SharingRank rank;
   const auto arena = rank.arena();
   const Buffer memory = cuda::allocate_device(*arena, arena->num_bytes() + 1);
   const std::vector<cuda::ChunkNotice> news = rank.peers.news();
@@ -147,7 +147,7 @@ TEST_F(CudaGrowth, MayBeBothAnnouncedAndPublished) {
 
 TEST_F(CudaGrowth, ReportsNoOwnerThatIsAlive) {
   std::atomic<int> num_reported = 0;
-  MetRank rank;
+  SharingRank rank;
   const auto watch = rank.peers.watch_owners([&](int) { ++num_reported; });
   rank.group.agree({.operation = "watched"});
   EXPECT_EQ(num_reported, 0);

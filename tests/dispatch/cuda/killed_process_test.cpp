@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/process_watch.hpp"
+#include "comm/polled/process_end.hpp"
 #include "dispatch/cuda/captured_graph.hpp"
 #include "dispatch/cuda/fatal_communicator.hpp"
 #include "dispatch/cuda/sharing.hpp"

@@ -11,9 +11,9 @@
 #include "dispatch/lone_communicator.hpp"
 
 #if CROSSDOCK_HAS_NCCL
-#include "comm/nccl/ending.hpp"
-#include "comm/nccl_slot.hpp"
-#include "dispatch/cuda/nccl_transport.hpp"
+#include "comm/attachment.hpp"
+#include "comm/nccl/library.hpp"
+#include "dispatch/cuda/row_transport.hpp"
 #include "support/fake_nccl.hpp"
 #endif
 

@@ -6,6 +6,9 @@
 
 #include "dispatch/cuda/packed_path.hpp"
 #include "dispatch/cuda/step.hpp"
+#include "dispatch/strategies/allgather/allgather.hpp"
+#include "dispatch/strategies/alltoall/alltoall.hpp"
+#include "dispatch/strategies/direct/direct.hpp"
 
 namespace crossdock {
 

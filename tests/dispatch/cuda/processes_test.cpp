@@ -117,7 +117,7 @@ TEST_P(CudaProcesses, SeeWhatIsWrittenIntoMemoryThatTheirPeerTakesAgain) {
   const RankStream stream(group);
   const int device = stream.device().index;
   cuda::PeerMemory peers(group.communicator(), device);
-  peers.meet(group, {});
+  peers.share_memory(group, {});
   const auto arena = cuda::DeviceArena::make(device, peers.sharing());
   for (int round = 1; round <= 5; ++round) {
     const Buffer memory = cuda::allocate_device(*arena, kBytes);
@@ -137,7 +137,7 @@ TEST_P(CudaProcesses, SeeMemoryOfAllSizesWhileTheirArenasGrow) {
   const RankStream stream(group);
   const int device = stream.device().index;
   cuda::PeerMemory peers(group.communicator(), device);
-  peers.meet(group, {});
+  peers.share_memory(group, {});
   const auto arena = cuda::DeviceArena::make(device, peers.sharing());
   std::vector<Buffer> kept;
   std::vector<const std::byte*> there;

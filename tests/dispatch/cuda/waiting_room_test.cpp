@@ -1,10 +1,9 @@
 // Kernels that wait with all their blocks, in more streams than fit on the GPU.
 
-#include "core/cuda/waiting_room.hpp"
-
 #include <gtest/gtest.h>
 
 #include "core/cuda/device.hpp"
+#include "core/cuda/stream.hpp"
 #include "crossdock/cuda.hpp"
 #include "dispatch/cuda/step.hpp"
 

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "experts/partial_rows.hpp"
+#include "experts/shared_experts.hpp"
 #include "layer/cuda/layer_on_gpu.hpp"
 #include "layer/device_memory.hpp"
 #include "layer/etp_cases.hpp"

@@ -1,8 +1,7 @@
 // Ragged rows on a GPU: which rows are zeroed, added and summed, and which are left unchanged.
-#include "ops/cuda/device_segments.hpp"
-
 #include <gtest/gtest.h>
 
+#include "ops/cuda/device_rows.hpp"
 #include "ops/cuda/ragged_rows.hpp"
 
 namespace crossdock::ops {

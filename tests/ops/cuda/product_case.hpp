@@ -11,7 +11,7 @@
 #include "crossdock/thread_pool.hpp"
 #include "dispatch/cuda/tensors.hpp"
 #include "ops/cuda/grouped_product.hpp"
-#include "ops/grouped_gemm.hpp"
+#include "ops/gemm.hpp"
 
 namespace crossdock::ops {
 

@@ -46,8 +46,8 @@ void swap_rows(const RowPart& part, int64_t a, int64_t b) {
 }
 
 TEST(Suite, SeesTwoRowsOfAnExpertSwapped) {
-  expect_seen({.after_scatter = [](const Exchange& exchange, std::span<const RowPart> parts) {
-    const Segments segments = exchange.plan.segments();
+  expect_seen({.after_scatter = [](const StrategyCall& call, std::span<const RowPart> parts) {
+    const Segments segments = call.plan.segments();
     for (int64_t e = 0; e < segments.num_segments; ++e) {
       if (segments.counts[e] < 2) continue;
       return swap_rows(parts[0], segments.starts[e], segments.starts[e] + 1);
@@ -56,8 +56,8 @@ TEST(Suite, SeesTwoRowsOfAnExpertSwapped) {
 }
 
 TEST(Suite, SeesTheLastRowLost) {
-  expect_seen({.after_scatter = [](const Exchange& exchange, std::span<const RowPart> parts) {
-    const int64_t R = exchange.plan.num_rows();
+  expect_seen({.after_scatter = [](const StrategyCall& call, std::span<const RowPart> parts) {
+    const int64_t R = call.plan.num_rows();
     if (R > 0)
       std::memset(parts[0].rows + (R - 1) * parts[0].row_bytes, 0, size_t(parts[0].row_bytes));
   }});
@@ -65,8 +65,8 @@ TEST(Suite, SeesTheLastRowLost) {
 
 TEST(Suite, SeesPadRowsThatAreNotZero) {
   const Faults faults{
-      .after_scatter = [](const Exchange& exchange, std::span<const RowPart> parts) {
-        const Segments segments = exchange.plan.segments();
+      .after_scatter = [](const StrategyCall& call, std::span<const RowPart> parts) {
+        const Segments segments = call.plan.segments();
         for (int64_t e = 0; e < segments.num_segments; ++e) {
           const int64_t pad = segments.starts[e] + segments.counts[e];
           if (pad < segments.starts[e + 1]) parts[0].rows[pad * parts[0].row_bytes] = std::byte{1};
@@ -82,15 +82,15 @@ TEST(Suite, SeesPadRowsThatAreNotZero) {
 
 TEST(Suite, SeesScalesThatStayBehind) {
   expect_seen(
-      {.scatter = [](Strategy& inner, const Exchange& exchange, std::span<const RowPart> parts) {
-        inner.scatter(exchange, parts.first(1));
+      {.scatter = [](Strategy& inner, const StrategyCall& call, std::span<const RowPart> parts) {
+        inner.scatter(call, parts.first(1));
       }});
 }
 
 TEST(Suite, SeesTheLastByteOfARowLost) {
-  expect_seen({.after_scatter = [](const Exchange& exchange, std::span<const RowPart> parts) {
+  expect_seen({.after_scatter = [](const StrategyCall& call, std::span<const RowPart> parts) {
     const int64_t row_bytes = parts[0].row_bytes;
-    for (int64_t row = 0; row < exchange.plan.num_rows(); ++row) {
+    for (int64_t row = 0; row < call.plan.num_rows(); ++row) {
       parts[0].rows[(row + 1) * row_bytes - 1] = std::byte{0};
     }
   }});
@@ -101,11 +101,11 @@ TEST(Suite, SeesRowsOfAnEarlierCall) {
   auto mutex = std::make_shared<std::mutex>();
   auto seen = std::make_shared<
       std::map<std::tuple<const void*, size_t, int64_t>, std::vector<std::byte>>>();
-  expect_seen({.after_scatter = [=](const Exchange& exchange, std::span<const RowPart> parts) {
+  expect_seen({.after_scatter = [=](const StrategyCall& call, std::span<const RowPart> parts) {
     const std::lock_guard lock(*mutex);
-    const auto num_bytes = static_cast<size_t>(exchange.plan.num_rows() * parts[0].row_bytes);
-    const auto key = std::tuple(static_cast<const void*>(&exchange.plan.data()), parts.size(),
-                                parts[0].row_bytes);
+    const auto num_bytes = static_cast<size_t>(call.plan.num_rows() * parts[0].row_bytes);
+    const auto key =
+        std::tuple(static_cast<const void*>(&call.plan.data()), parts.size(), parts[0].row_bytes);
     const auto [entry, is_new] = seen->try_emplace(key, parts[0].rows, parts[0].rows + num_bytes);
     if (!is_new && entry->second.size() == num_bytes && num_bytes > 0) {
       std::memcpy(parts[0].rows, entry->second.data(), num_bytes);
@@ -125,8 +125,8 @@ struct LocalSum {
   bool skip_zero_weights = false;
   bool ignore_weights = false;
 
-  void operator()(Strategy&, const Exchange& exchange, const GatherSumArgs& args) const {
-    const PlanData& plan = exchange.plan.data();
+  void operator()(Strategy&, const StrategyCall& call, const GatherSumArgs& args) const {
+    const PlanData& plan = call.plan.data();
     const bool is_f64 = args.rows.dtype == DType::kF64;
     const auto narrow = [&](double value) { return is_f64 ? value : double(float(value)); };
     const int64_t D = args.rows.shape[1];
@@ -204,19 +204,19 @@ TEST(Suite, SeesWeightsNotApplied) {
 }
 
 TEST(Suite, SeesOneBitOfOneSum) {
-  expect_seen({.sum = [](Strategy& inner, const Exchange& exchange, const GatherSumArgs& args) {
-    inner.gather_sum(exchange, args);
+  expect_seen({.sum = [](Strategy& inner, const StrategyCall& call, const GatherSumArgs& args) {
+    inner.gather_sum(call, args);
     if (args.out.num_bytes() > 0) *static_cast<std::byte*>(args.out.data) ^= std::byte{1};
   }});
 }
 
 TEST(Suite, SeesTokensWithoutRoutesLeftUntouched) {
-  expect_seen({.sum = [](Strategy& inner, const Exchange& exchange, const GatherSumArgs& args) {
-    const PlanData& plan = exchange.plan.data();
+  expect_seen({.sum = [](Strategy& inner, const StrategyCall& call, const GatherSumArgs& args) {
+    const PlanData& plan = call.plan.data();
     const auto num_bytes = static_cast<size_t>(args.out.num_bytes());
     const auto* before = static_cast<const std::byte*>(args.out.data);
     const std::vector<std::byte> kept(before, before + num_bytes);
-    inner.gather_sum(exchange, args);
+    inner.gather_sum(call, args);
     const auto row_bytes = static_cast<size_t>(args.out.row_bytes());
     for (int64_t t = 0; t < plan.T; ++t) {
       const auto first = plan.expert_ids.begin() + t * plan.K;
@@ -229,8 +229,8 @@ TEST(Suite, SeesTokensWithoutRoutesLeftUntouched) {
 
 TEST(Suite, SeesAPartialSumLost) {
   const Faults faults{
-      .partial_sum = [](Strategy& inner, const Exchange& exchange, const GatherSumArgs& args) {
-        inner.gather_partial_sums(exchange, args);
+      .partial_sum = [](Strategy& inner, const StrategyCall& call, const GatherSumArgs& args) {
+        inner.gather_partial_sums(call, args);
         if (args.out.num_bytes() > 0) {
           std::memset(args.out.data, 0, static_cast<size_t>(args.out.row_bytes()));
         }
@@ -240,8 +240,8 @@ TEST(Suite, SeesAPartialSumLost) {
 
 TEST(Suite, SeesOneBitOfOnePartialSum) {
   const Faults faults{
-      .partial_sum = [](Strategy& inner, const Exchange& exchange, const GatherSumArgs& args) {
-        inner.gather_partial_sums(exchange, args);
+      .partial_sum = [](Strategy& inner, const StrategyCall& call, const GatherSumArgs& args) {
+        inner.gather_partial_sums(call, args);
         if (args.out.num_bytes() > 0) *static_cast<std::byte*>(args.out.data) ^= std::byte{1};
       }};
   const std::set<std::string> failing = failing_checks(2, faults);
@@ -258,8 +258,8 @@ void spoil_last_element(TensorView tensor) {
 }
 
 TEST(Suite, SeesARowWeightChanged) {
-  expect_seen({.after_scatter_routes = [](const Exchange& exchange, TensorView rows) {
-    const Segments segments = exchange.plan.segments();
+  expect_seen({.after_scatter_routes = [](const StrategyCall& call, TensorView rows) {
+    const Segments segments = call.plan.segments();
     for (int64_t e = 0; e < segments.num_segments; ++e) {
       if (segments.counts[e] > 0) return spoil_last_element({rows.data, rows.dtype, Shape{1}});
     }
@@ -267,14 +267,14 @@ TEST(Suite, SeesARowWeightChanged) {
 }
 
 TEST(Suite, SeesARouteGradientChanged) {
-  expect_seen({.after_gather_routes = [](const Exchange&, TensorView routes) {
+  expect_seen({.after_gather_routes = [](const StrategyCall&, TensorView routes) {
     spoil_last_element(routes);
   }});
 }
 
 TEST(Suite, SeesARankThatThrows) {
-  const Faults faults{.after_scatter = [](const Exchange& exchange, std::span<const RowPart>) {
-    if (exchange.group.rank() == 1) throw Error(ErrorCode::kInternal, "out of paper");
+  const Faults faults{.after_scatter = [](const StrategyCall& call, std::span<const RowPart>) {
+    if (call.group.rank() == 1) throw Error(ErrorCode::kInternal, "out of paper");
   }};
   EXPECT_FALSE(failing_checks(2, faults).empty());
 }

@@ -41,24 +41,24 @@ Findings findings_of(const std::string& name, const StrategyFactory& strategy) {
 }
 
 TEST(LayerChecks, PassWhatIsRight) {
-  EXPECT_THAT(findings_of("layer/chosen/fp32/gelu_tanh", [] { return make_strategy("direct"); }),
+  EXPECT_THAT(findings_of("layer/chosen/fp32/geglu", [] { return make_strategy("direct"); }),
               ::testing::IsEmpty());
 }
 
 TEST(LayerChecks, SeeAWrongSum) {
-  const auto spoil = [](Strategy& inner, const Exchange& exchange, const GatherSumArgs& args) {
-    inner.gather_sum(exchange, args);
+  const auto spoil = [](Strategy& inner, const StrategyCall& call, const GatherSumArgs& args) {
+    inner.gather_sum(call, args);
     args.out.as<float>()[0] += 1e-3f;
   };
-  const auto findings = findings_of("layer/chosen/fp32/gelu_tanh", faulty({.sum = spoil}));
+  const auto findings = findings_of("layer/chosen/fp32/geglu", faulty({.sum = spoil}));
   EXPECT_THAT(findings, Contains(AllOf(HasSubstr("rank 1: out, value 0"), HasSubstr("must be"))));
   EXPECT_THAT(findings, Contains(HasSubstr("rank 0: grad_x, value 0")));
 }
 
 TEST(LayerChecks, SeeAWrongGradientOfAWeight) {
-  const auto spoil = [](const Exchange&, TensorView routes) { routes.as<float>()[0] += 1.0f; };
+  const auto spoil = [](const StrategyCall&, TensorView routes) { routes.as<float>()[0] += 1.0f; };
   const auto findings =
-      findings_of("layer/chosen/fp32/gelu_tanh", faulty({.after_gather_routes = spoil}));
+      findings_of("layer/chosen/fp32/geglu", faulty({.after_gather_routes = spoil}));
   EXPECT_THAT(findings, Contains(HasSubstr("grad_gate")));
   EXPECT_THAT(findings, ::testing::Not(Contains(HasSubstr(": out"))));
 }

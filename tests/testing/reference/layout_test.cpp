@@ -113,6 +113,18 @@ TEST(ReferenceLayout, MaskedTokensAndAbsentRoutesGoNowhereButCountInTheCapacity)
   EXPECT_THAT(layout.dropped[0], Each(0));
 }
 
+TEST(ReferenceLayout, RefusesPlacementsThatCannotBe) {
+  const auto lay_out_on_2_ranks = [](const std::vector<int32_t>& placement) {
+    lay_out({.num_experts = 2, .top_k = 1, .placement = placement},
+            {rank_with(1, {0}), rank_with(1, {1})});
+  };
+  for (const std::vector<int32_t>& wrong :
+       {std::vector<int32_t>{0, 2}, {65536, 0}, {-1, 0}, {0}, {0, 1, 0}}) {
+    EXPECT_THROW(lay_out_on_2_ranks(wrong), Error);
+  }
+  EXPECT_NO_THROW(lay_out_on_2_ranks({1, 1}));
+}
+
 TEST(ReferenceCombine, SumsInSlotOrderInSinglePrecision) {
   const Layout layout = lay_out({.num_experts = 3, .top_k = 3}, {rank_with(2, {0, 1, 2, 2, 0, 1})});
   // Rows by expert: (0, 1), (0, 1), (0, 1); the products of token 0 are 1e8, 1, -1e8.

@@ -76,7 +76,10 @@ INSTANTIATE_TEST_SUITE_P(AllForms, ReferenceMlp,
                                          std::tuple(Activation::kGeglu, false),
                                          std::tuple(Activation::kGelu, false),
                                          std::tuple(Activation::kGeluTanh, false),
-                                         std::tuple(Activation::kSquaredRelu, false)));
+                                         std::tuple(Activation::kSquaredRelu, false),
+                                         std::tuple(Activation::kGegluTanh, false),
+                                         std::tuple(Activation::kLimitedSwiglu, false),
+                                         std::tuple(Activation::kLimitedSwiglu, true)));
 
 // One row x = 1 through matrices of ones, with gate and linear given by the bias.
 double activation_of(Activation activation, double gate, double linear) {
@@ -96,10 +99,15 @@ TEST(ReferenceActivation, HasTheKnownValues) {
   EXPECT_NEAR(activation_of(Activation::kGeluTanh, 1.0, 0.0), 0.8411919906082768, 1e-12);
   EXPECT_EQ(activation_of(Activation::kSquaredRelu, 3.0, 0.0), 9.0);
   EXPECT_EQ(activation_of(Activation::kSquaredRelu, -3.0, 0.0), 0.0);
+  EXPECT_NEAR(activation_of(Activation::kGegluTanh, 1.0, -2.0), -2.0 * 0.8411919906082768, 1e-12);
   // Beyond the limit of 7, gate and linear are clamped to 7: 7 * sigmoid(11.914) * 8.
   EXPECT_NEAR(activation_of(Activation::kClampedSwiglu, 100.0, 50.0),
               56.0 / (1.0 + std::exp(-11.914)), 1e-12);
   EXPECT_NEAR(activation_of(Activation::kClampedSwiglu, 1.0, -9.0), -6.0 / (1.0 + std::exp(-1.702)),
+              1e-12);
+  EXPECT_NEAR(activation_of(Activation::kLimitedSwiglu, 100.0, 50.0), 49.0 / (1.0 + std::exp(-7.0)),
+              1e-12);
+  EXPECT_NEAR(activation_of(Activation::kLimitedSwiglu, 1.0, -9.0), -7.0 * 0.7310585786300049,
               1e-12);
 }
 

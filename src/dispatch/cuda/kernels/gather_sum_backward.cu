@@ -3,7 +3,7 @@
 #include "core/cuda/device.hpp"
 #include "core/cuda/launch.hpp"
 #include "core/cuda/row_vector.cuh"
-#include "dispatch/cuda/kernels/gather_sum_backward.hpp"
+#include "dispatch/cuda/kernels/gather_sum.hpp"
 #include "dispatch/cuda/kernels/zero_rows.cuh"
 
 namespace crossdock::cuda {

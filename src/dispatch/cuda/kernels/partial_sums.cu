@@ -3,7 +3,7 @@
 #include "core/cuda/device.hpp"
 #include "core/cuda/launch.hpp"
 #include "core/cuda/row_vector.cuh"
-#include "dispatch/cuda/kernels/partial_sums.hpp"
+#include "dispatch/cuda/kernels/link_rows.hpp"
 
 namespace crossdock::cuda {
 namespace {

@@ -4,7 +4,7 @@
 #include "core/cuda/device.hpp"
 #include "core/cuda/launch.hpp"
 #include "dispatch/cuda/kernels/scatter.hpp"
-#include "dispatch/cuda/kernels/scatter_parts.cuh"
+#include "dispatch/cuda/kernels/zero_rows.cuh"
 
 // Writes dominate, and scattered rows are fastest when each is written in one go: a block holds a
 // whole token in registers and stores it row by row, with streaming stores (evicted first from the

@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include "core/cuda/launch.hpp"
-#include "dispatch/cuda/kernels/scatter_chunk.hpp"
-#include "dispatch/cuda/kernels/scatter_parts.cuh"
+#include "dispatch/cuda/kernels/scatter.hpp"
+#include "dispatch/cuda/kernels/zero_rows.cuh"
 
 namespace crossdock::cuda {
 namespace {

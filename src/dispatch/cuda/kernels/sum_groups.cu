@@ -3,7 +3,7 @@
 
 #include "core/cuda/launch.hpp"
 #include "core/cuda/row_vector.cuh"
-#include "dispatch/cuda/kernels/sum_groups.hpp"
+#include "dispatch/cuda/kernels/gather_sum.hpp"
 
 namespace crossdock::cuda {
 namespace {

@@ -6,15 +6,18 @@
 #include <vector>
 
 #include "crossdock/extend/plan_data.hpp"
-#include "crossdock/extend/strategy.hpp"
-#include "dispatch/host/partial_sums.hpp"
+#include "dispatch/host/wire.hpp"
+#include "dispatch/path.hpp"
 
 namespace crossdock {
 
-/// Every rank gets all tokens and keeps those for its experts. Rows return to their source and are
-/// summed there; with partial_sums every rank sums its rows of every token, and the sums are
-/// reduce-scattered. Sends P - 1 rows per token; at most K return, or P - 1 with partial_sums.
-std::unique_ptr<Strategy> make_allgather();
+namespace cuda {
+struct Packing;
+/// What allgather exchanges on GPUs.
+Packing allgather_packing();
+}  // namespace cuda
+
+std::unique_ptr<Path> make_allgather_device_path(const PathContext& context, Device device);
 
 /// First token of every rank among all tokens, [P + 1].
 std::vector<int64_t> token_offsets(const PlanData& plan);

@@ -3,10 +3,10 @@
 
 #include "core/stream_copy.hpp"
 #include "crossdock/extend/plan_data.hpp"
-#include "dispatch/device_path.hpp"
-#include "dispatch/host/row_return.hpp"
 #include "dispatch/host/wire.hpp"
+#include "dispatch/path.hpp"
 #include "dispatch/strategies/allgather/allgather.hpp"
+#include "dispatch/strategies/list.hpp"
 #include "ops/copy_rows.hpp"
 #include "ops/sum_rows.hpp"
 
@@ -19,17 +19,17 @@ struct AllgatherState {
 };
 
 // The tokens of all ranks, [sum of tokens_per_rank, row_bytes].
-Buffer gather_tokens(const Exchange& exchange, const std::vector<int64_t>& offsets,
+Buffer gather_tokens(const StrategyCall& call, const std::vector<int64_t>& offsets,
                      const RowPart& part) {
-  Group& group = exchange.group;
-  const int64_t send_bytes = exchange.plan.data().T * part.row_bytes;
+  Group& group = call.group;
+  const int64_t send_bytes = call.plan.data().T * part.row_bytes;
   const Buffer send = group.pool().take_scratch(send_bytes);
   copy_bytes(send.data(), part.tokens, send_bytes, stores_for(send_bytes));
   finish_stores();
   const std::vector<int64_t> recv_offsets = byte_offsets(offsets, part.row_bytes);
   Buffer recv = group.pool().take_scratch(recv_offsets.back());
   group.all_gather_v(shared_bytes(send), shared_bytes(recv), recv_offsets,
-                     group.wait_context(exchange.operation, exchange.sequence));
+                     group.wait_context(call.operation, call.sequence));
   return recv;
 }
 
@@ -38,25 +38,25 @@ size_t source_of(const RowBlock& block) {
 }
 
 // Tells every rank the tokens of its arrivals. Collective.
-std::vector<int64_t> exchange_arrival_tokens(const Exchange& exchange) {
-  const PlanData& plan = exchange.plan.data();
+std::vector<int64_t> exchange_arrival_tokens(const StrategyCall& call) {
+  const PlanData& plan = call.plan.data();
   constexpr auto kBytes = static_cast<int64_t>(sizeof(int64_t));
-  const Buffer packed = exchange.group.pool().take_scratch(plan.num_sent() * kBytes);
+  const Buffer packed = call.group.pool().take_scratch(plan.num_sent() * kBytes);
   auto* tokens = reinterpret_cast<int64_t*>(packed.data());
   for (const int64_t route : plan.sent_routes) *tokens++ = route / plan.K;
-  const Buffer arrived = exchange_rows(exchange, {.send = packed,
-                                                  .send_offsets = plan.send_offsets,
-                                                  .recv_offsets = plan.recv_offsets,
-                                                  .row_bytes = kBytes});
+  const Buffer arrived = exchange_rows(call, {.send = packed,
+                                              .send_offsets = plan.send_offsets,
+                                              .recv_offsets = plan.recv_offsets,
+                                              .row_bytes = kBytes});
   const auto* first = reinterpret_cast<const int64_t*>(arrived.data());
   return {first, first + plan.num_received()};
 }
 
 // Copies tokens of a block's source to the block's rows.
-void place(const Exchange& exchange, const RowBlock& block, const std::byte* tokens,
+void place(const StrategyCall& call, const RowBlock& block, const std::byte* tokens,
            const RowPart& part) {
-  const auto& state = exchange.plan.strategy_state<AllgatherState>();
-  const int64_t all_bytes = exchange.plan.data().num_received() * part.row_bytes;
+  const auto& state = call.plan.strategy_state<AllgatherState>();
+  const int64_t all_bytes = call.plan.data().num_received() * part.row_bytes;
   ops::gather_rows({.x = tokens,
                     .index = state.arrival_tokens.data() + block.arrival,
                     .rows = part.rows + block.row * part.row_bytes,
@@ -133,42 +133,43 @@ class Allgather final : public Strategy {
   std::string_view name() const override { return "allgather"; }
 
   std::unique_ptr<Path> make_device_path(const PathContext& context, Device device) const override {
-    return make_allgather_device_path(context, device);
+    if constexpr (CROSSDOCK_HAS_CUDA) return make_allgather_device_path(context, device);
+    throw no_cuda_error();
   }
 
-  std::shared_ptr<const void> prepare(const Exchange& exchange) override {
+  std::shared_ptr<const void> prepare(const StrategyCall& call) override {
     auto state = std::make_shared<AllgatherState>();
-    state->arrival_tokens = exchange_arrival_tokens(exchange);
-    if (exchange.plan.data().config->partial_sums != PartialSums::kNone) {
-      state->sums = exchange_rank_sums(exchange);
+    state->arrival_tokens = exchange_arrival_tokens(call);
+    if (call.plan.data().config->partial_sums != PartialSums::kNone) {
+      state->sums = exchange_rank_sums(call);
     }
     return state;
   }
 
-  void scatter(const Exchange& exchange, std::span<const RowPart> parts) override {
-    const std::vector<int64_t> offsets = token_offsets(exchange.plan.data());
+  void scatter(const StrategyCall& call, std::span<const RowPart> parts) override {
+    const std::vector<int64_t> offsets = token_offsets(call.plan.data());
     for (const RowPart& part : parts) {
-      const Buffer tokens = gather_tokens(exchange, offsets, part);
-      for (const RowBlock& block : exchange.plan.data().recv_blocks) {
-        place(exchange, block, tokens.data() + offsets[source_of(block)] * part.row_bytes, part);
+      const Buffer tokens = gather_tokens(call, offsets, part);
+      for (const RowBlock& block : call.plan.data().recv_blocks) {
+        place(call, block, tokens.data() + offsets[source_of(block)] * part.row_bytes, part);
       }
     }
   }
 
   // Every rank needs every token for any of its experts, so all tokens are exchanged once; only
   // copying them to their rows is done chunk by chunk.
-  void scatter_chunks(const Exchange& exchange, std::span<const RowPart> parts,
+  void scatter_chunks(const StrategyCall& call, std::span<const RowPart> parts,
                       std::span<const ExpertChunk> chunks,
                       const std::function<void(size_t)>& arrived) override {
-    const PlanData& plan = exchange.plan.data();
+    const PlanData& plan = call.plan.data();
     const std::vector<int64_t> offsets = token_offsets(plan);
     std::vector<Buffer> tokens;
-    for (const RowPart& part : parts) tokens.push_back(gather_tokens(exchange, offsets, part));
+    for (const RowPart& part : parts) tokens.push_back(gather_tokens(call, offsets, part));
     for (size_t i = 0; i < chunks.size(); ++i) {
       for (const RowBlock& block : plan.recv_blocks) {
         if (!chunks[i].holds(plan.rank, block.row)) continue;
         for (size_t p = 0; p < parts.size(); ++p) {
-          place(exchange, block, tokens[p].data() + offsets[source_of(block)] * parts[p].row_bytes,
+          place(call, block, tokens[p].data() + offsets[source_of(block)] * parts[p].row_bytes,
                 parts[p]);
         }
       }
@@ -176,22 +177,22 @@ class Allgather final : public Strategy {
     }
   }
 
-  void gather_sum(const Exchange& exchange, const GatherSumArgs& args) override {
-    return_and_sum(exchange, args);
+  void gather_sum(const StrategyCall& call, const GatherSumArgs& args) override {
+    return_and_sum(call, args);
   }
 
   // A reduce-scatter: the partial row of every token from every rank, added in rank order.
-  void gather_partial_sums(const Exchange& exchange, const GatherSumArgs& args) override {
-    const PlanData& plan = exchange.plan.data();
-    const auto& sums = exchange.plan.strategy_state<AllgatherState>().sums;
-    const int64_t row_bytes = partial_row_bytes(exchange, args);
+  void gather_partial_sums(const StrategyCall& call, const GatherSumArgs& args) override {
+    const PlanData& plan = call.plan.data();
+    const auto& sums = call.plan.strategy_state<AllgatherState>().sums;
+    const int64_t row_bytes = partial_row_bytes(call, args);
     std::vector<int64_t> recv_offsets;
     for (int rank = 0; rank <= plan.P; ++rank) recv_offsets.push_back(rank * plan.T);
-    Buffer partials = sum_at_experts_dense(exchange, sums, args);
-    const Buffer arrived = exchange_rows(exchange, {.send = partials,
-                                                    .send_offsets = token_offsets(plan),
-                                                    .recv_offsets = recv_offsets,
-                                                    .row_bytes = row_bytes});
+    Buffer partials = sum_at_experts_dense(call, sums, args);
+    const Buffer arrived = exchange_rows(call, {.send = partials,
+                                                .send_offsets = token_offsets(plan),
+                                                .recv_offsets = recv_offsets,
+                                                .row_bytes = row_bytes});
     partials = {};
     std::vector<const std::byte*> rows;
     rows.reserve(static_cast<size_t>(plan.T * plan.P));
@@ -205,9 +206,9 @@ class Allgather final : public Strategy {
                    .out = static_cast<std::byte*>(args.out.data),
                    .N = plan.T,
                    .D = args.out.shape[1],
-                   .row_dtype = partial_dtype(exchange, args),
+                   .row_dtype = partial_dtype(call, args),
                    .out_dtype = args.out.dtype},
-                  *exchange.group.threads());
+                  *call.group.threads());
   }
 
   const StrategyModel& model() const override {
@@ -232,6 +233,9 @@ const RankSums& rank_sums_of(const Plan& plan) {
   return plan.strategy_state<AllgatherState>().sums;
 }
 
+/// Every rank gets all tokens and keeps those for its experts. Rows return to their source and are
+/// summed there; with partial_sums every rank sums its rows of every token, and the sums are
+/// reduce-scattered. Sends P - 1 rows per token; at most K return, or P - 1 with partial_sums.
 std::unique_ptr<Strategy> make_allgather() {
   return std::make_unique<Allgather>();
 }

@@ -2,12 +2,16 @@
 
 #include <memory>
 
-#include "crossdock/extend/strategy.hpp"
+#include "dispatch/path.hpp"
 
 namespace crossdock {
 
-/// Packs by destination, exchanges by all-to-all-v, regroups by expert; returns in reverse. At most
-/// K rows per token in each direction; with partial_sums one per (token, rank) returns.
-std::unique_ptr<Strategy> make_alltoall();
+namespace cuda {
+struct Packing;
+/// What alltoall exchanges on GPUs.
+Packing alltoall_packing();
+}  // namespace cuda
+
+std::unique_ptr<Path> make_alltoall_device_path(const PathContext& context, Device device);
 
 }  // namespace crossdock

@@ -1,6 +1,6 @@
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/cuda/packed_path.hpp"
-#include "dispatch/device_path.hpp"
+#include "dispatch/strategies/alltoall/alltoall.hpp"
 
 namespace crossdock {
 namespace {

@@ -8,20 +8,20 @@
 #include "core/cuda/device.hpp"
 #include "core/tensor_memory.hpp"
 #include "crossdock/extend/plan_data.hpp"
-#include "dispatch/cuda/gpu_path.hpp"
+#include "dispatch/call.hpp"
+#include "dispatch/cuda/gpu_call.hpp"
 #include "dispatch/cuda/host_routing.hpp"
-#include "dispatch/cuda/kernels/gather_routes.hpp"
-#include "dispatch/cuda/kernels/gather_sum_backward.hpp"
+#include "dispatch/cuda/kernels/gather_sum.hpp"
+#include "dispatch/cuda/kernels/move_rows.hpp"
 #include "dispatch/cuda/kernels/scatter.hpp"
-#include "dispatch/cuda/kernels/scatter_chunk.hpp"
 #include "dispatch/cuda/packed_path.hpp"
-#include "dispatch/cuda/row_links.hpp"
-#include "dispatch/device_path.hpp"
-#include "dispatch/dispatch_args.hpp"
+#include "dispatch/path.hpp"
 #include "dispatch/strategies/alltoall/alltoall.hpp"
-#include "dispatch/strategies/direct/device_routing.hpp"
+#include "dispatch/strategies/direct/direct.hpp"
+#include "dispatch/strategies/direct/plan_inputs.hpp"
+#include "dispatch/strategies/list.hpp"
 #include "plan/cuda/plan_limits.hpp"
-#include "plan/expert_chunks.hpp"
+#include "plan/placement.hpp"
 
 namespace crossdock::cuda {
 namespace {
@@ -256,7 +256,7 @@ bool CudaDirect::plans_on_device() const {
 template <typename AnyRouting>
 Plan CudaDirect::plan_on_host(const AnyRouting& routing) {
   const CudaRank::CallScope scope(rank_);
-  rank_.meet();
+  rank_.join_peers();
   return cuda::plan_on_host(rank_, routing, [&](const Plan& made) {
     const PlanData& data = made.data();
     return std::make_shared<CudaPlan>(rank_.pool(), rank_.plan_inputs(data.T, data.K), data);
@@ -265,13 +265,13 @@ Plan CudaDirect::plan_on_host(const AnyRouting& routing) {
 
 Plan CudaDirect::plan(const Routing& routing) {
   if (!plans_on_device()) return link(plan_on_host(routing));
-  rank_.meet();
+  rank_.join_peers();
   return plan_on_device(config().top_k, [&] { return ready_routing(rank_, routing); });
 }
 
 Plan CudaDirect::plan(const DenseRouting& routing) {
   if (!plans_on_device()) return link(plan_on_host(routing));
-  rank_.meet();
+  rank_.join_peers();
   const int64_t K = agree_num_slots(rank_, routing);
   return plan_on_device(K, [&] { return ready_routing(rank_, routing, K); });
 }
@@ -532,7 +532,7 @@ std::unique_ptr<Path> make_direct_device_path(const PathContext& context, Device
   if (!context.gpus_reach_each_other) {
     PathContext exchanging = context;
     exchanging.strategy = make_alltoall();
-    return make_alltoall_device_path(exchanging, device);
+    return cuda::make_packed_path(exchanging, device.index, cuda::alltoall_packing());
   }
   if (context.group.topology().num_nodes <= 1) {
     return std::make_unique<cuda::CudaDirect>(context, device.index, sums_per_rank);

@@ -3,7 +3,7 @@
 
 #include "core/check.hpp"
 #include "crossdock/extend/plan_data.hpp"
-#include "dispatch/host/row_tensors.hpp"
+#include "dispatch/host/peer_rows.hpp"
 #include "dispatch/host/wire.hpp"
 #include "dispatch/strategies/direct/relay.hpp"
 
@@ -35,13 +35,13 @@ struct ManifestSize {
 };
 
 // Token by token, slot by slot: the first target of a token at a gateway starts a copy.
-std::vector<Manifest> write_manifests(const Exchange& exchange, const Gateway& gateway) {
-  const PlanData& plan = exchange.plan.data();
+std::vector<Manifest> write_manifests(const StrategyCall& call, const Gateway& gateway) {
+  const PlanData& plan = call.plan.data();
   std::vector<Manifest> manifests(static_cast<size_t>(plan.P));
   for (size_t slot = 0; slot < plan.expert_ids.size(); ++slot) {
     if (plan.expert_ids[slot] < 0) continue;
     const int owner = plan.owner[static_cast<size_t>(plan.expert_ids[slot])];
-    if (is_reachable(exchange, owner)) continue;
+    if (is_reachable(call, owner)) continue;
     Manifest& manifest = manifests[static_cast<size_t>(gateway(plan.rank, owner))];
     const int64_t token = static_cast<int64_t>(slot) / plan.K;
     if (manifest.copies.empty() || manifest.copies.back().token != token) {
@@ -57,11 +57,11 @@ std::vector<Manifest> write_manifests(const Exchange& exchange, const Gateway& g
 
 // Receives the sizes of the manifests for this rank, [P] by source. Each rank gets only its own:
 // all sizes on every rank would grow with the square of P.
-std::vector<ManifestSize> exchange_sizes(const Exchange& exchange,
+std::vector<ManifestSize> exchange_sizes(const StrategyCall& call,
                                          const std::vector<ManifestSize>& sizes) {
-  Group& group = exchange.group;
-  group.agree({.operation = exchange.operation,
-               .subject = exchange.plan.id(),
+  Group& group = call.group;
+  group.agree({.operation = call.operation,
+               .subject = call.plan.id(),
                .config = concat("staging_bytes=", group.options().staging_bytes),
                .under_way = true});
   std::vector<int64_t> offsets(sizes.size() + 1);
@@ -69,10 +69,10 @@ std::vector<ManifestSize> exchange_sizes(const Exchange& exchange,
   const auto num_bytes = sizes.size() * sizeof(ManifestSize);
   const Buffer send = group.pool().take_scratch(static_cast<int64_t>(num_bytes));
   std::memcpy(send.data(), sizes.data(), num_bytes);
-  const Buffer arrived = exchange_rows(exchange, {.send = send,
-                                                  .send_offsets = offsets,
-                                                  .recv_offsets = offsets,
-                                                  .row_bytes = sizeof(ManifestSize)});
+  const Buffer arrived = exchange_rows(call, {.send = send,
+                                              .send_offsets = offsets,
+                                              .recv_offsets = offsets,
+                                              .row_bytes = sizeof(ManifestSize)});
   std::vector<ManifestSize> incoming(sizes.size());
   std::memcpy(incoming.data(), arrived.data(), num_bytes);
   return incoming;
@@ -115,14 +115,14 @@ void read_manifest(const std::byte* from, const ManifestSize& size, Relay& relay
 
 }  // namespace
 
-Relay make_relay(const Exchange& exchange, const Gateway& gateway) {
-  const std::vector<Manifest> manifests = write_manifests(exchange, gateway);
+Relay make_relay(const StrategyCall& call, const Gateway& gateway) {
+  const std::vector<Manifest> manifests = write_manifests(call, gateway);
   std::vector<ManifestSize> outgoing;
   outgoing.reserve(manifests.size());
   for (const Manifest& manifest : manifests) {
     outgoing.push_back({std::ssize(manifest.copies), manifest.num_bytes()});
   }
-  const std::vector<ManifestSize> incoming = exchange_sizes(exchange, outgoing);
+  const std::vector<ManifestSize> incoming = exchange_sizes(call, outgoing);
 
   Relay relay;
   relay.copy_offsets = relay.slot_offsets = relay.arrival_offsets = relay.target_offsets = {0};
@@ -135,19 +135,19 @@ Relay make_relay(const Exchange& exchange, const Gateway& gateway) {
     append(recv_offsets, incoming[peer].num_bytes);
   }
 
-  const Buffer send = exchange.group.pool().take_scratch(send_offsets.back());
+  const Buffer send = call.group.pool().take_scratch(send_offsets.back());
   std::byte* to = send.data();
   for (const Manifest& manifest : manifests) {
     keep_copies(manifest, relay);
     to = write(write(to, manifest.copies), manifest.targets);
   }
   const Buffer arrived = exchange_rows(
-      exchange,
+      call,
       {.send = send, .send_offsets = send_offsets, .recv_offsets = recv_offsets, .row_bytes = 1});
   for (size_t source = 0; source < incoming.size(); ++source) {
     read_manifest(arrived.data() + recv_offsets[source], incoming[source], relay);
   }
-  relay.ranges = divide_tokens(exchange, relay);
+  relay.ranges = divide_tokens(call, relay);
   return relay;
 }
 

@@ -1,9 +1,8 @@
-#include "dispatch/strategies/direct/relay_model.hpp"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
+#include "dispatch/strategies/direct/direct.hpp"
 #include "dispatch/strategies/direct/relay.hpp"
 
 namespace crossdock {

@@ -1,11 +1,11 @@
 #include <vector>
 
-#include "core/sizes.hpp"
+#include "core/tensor_memory.hpp"
 #include "crossdock/extend/plan_data.hpp"
-#include "dispatch/cuda/packed_arrays.hpp"
+#include "dispatch/cuda/exchange_plan.hpp"
 #include "dispatch/cuda/packed_path.hpp"
 #include "dispatch/strategies/direct/direct.hpp"
-#include "dispatch/strategies/direct/source_partials.hpp"
+#include "dispatch/strategies/direct/relay.hpp"
 
 namespace crossdock::cuda {
 namespace {

@@ -1,8 +1,7 @@
 #include <vector>
 
 #include "dispatch/strategies/direct/direct.hpp"
-#include "dispatch/strategies/direct/relay_model.hpp"
-#include "dispatch/strategies/hierarchical/hierarchical.hpp"
+#include "dispatch/strategies/list.hpp"
 
 namespace crossdock {
 namespace {
@@ -62,6 +61,8 @@ int node_of(const Topology& topology, int rank) {
 
 }  // namespace
 
+/// Like direct, but between nodes a token is sent once per destination node and forwarded within
+/// it; with partial sums one row per node returns.
 std::unique_ptr<Strategy> make_hierarchical() {
   static const HierarchicalModel kModel;
   return make_direct_variant({.name = "hierarchical",

@@ -2,8 +2,8 @@
 
 #include "core/cuda/launch.hpp"
 #include "ops/cuda/hopper/barriers.cuh"
-#include "ops/cuda/hopper/launch.cuh"
 #include "ops/cuda/hopper/operands.hpp"
+#include "ops/cuda/hopper/product_kernel.cuh"
 #include "ops/cuda/hopper/product_params.hpp"
 
 // Prepares a dW: the order of its experts, and tensor maps that end with each expert's rows. Rows

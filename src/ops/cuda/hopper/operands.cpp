@@ -1,6 +1,61 @@
 #include "ops/cuda/hopper/operands.hpp"
 
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "core/check.hpp"
+#include "core/cuda/device.hpp"
+
 namespace crossdock::ops::hopper {
+namespace {
+
+using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
+
+// Looked up in the driver at run time, so that nothing links libcuda.
+EncodeTiled find_encode() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+  constexpr unsigned kSince = 12000;
+  CROSSDOCK_CUDA(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, kSince,
+                                                  cudaEnableDefault, &found));
+  if (found != cudaDriverEntryPointSuccess || function == nullptr) {
+    throw Error(ErrorCode::kCuda, "the driver has no cuTensorMapEncodeTiled; update it");
+  }
+  return reinterpret_cast<EncodeTiled>(function);
+}
+
+CUtensorMap encode(const TensorMapSpec& spec) {
+  static const EncodeTiled kEncode = find_encode();
+  constexpr std::array<cuuint32_t, TensorMapSpec::kMaxRank> kElementStrides = {1, 1, 1, 1, 1};
+  std::array<cuuint64_t, TensorMapSpec::kMaxRank> sizes{};
+  std::array<cuuint64_t, TensorMapSpec::kMaxRank - 1> strides{};
+  std::copy(spec.sizes.begin(), spec.sizes.end(), sizes.begin());
+  std::copy(spec.strides.begin(), spec.strides.end(), strides.begin());
+  CUtensorMap map{};
+  const CUresult result =
+      kEncode(&map,
+              spec.dtype == DType::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                         : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+              static_cast<cuuint32_t>(spec.rank), const_cast<void*>(spec.data), sizes.data(),
+              strides.data(), spec.box.data(), kElementStrides.data(),
+              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) {
+    throw Error(ErrorCode::kCuda, concat("cuTensorMapEncodeTiled: error ", int{result}));
+  }
+  return map;
+}
+
+}  // namespace
+
+CUtensorMap TensorMaps::get(const TensorMapSpec& spec) {
+  const std::lock_guard lock(mutex_);
+  if (const auto known = maps_.find(spec); known != maps_.end()) return known->second;
+  if (maps_.size() >= kMaxKept) maps_.clear();
+  return maps_.emplace(spec, encode(spec)).first->second;
+}
+
 namespace {
 
 constexpr uint64_t kValueBytes = 2;
@@ -111,6 +166,56 @@ OperandMaps make_operand_maps(TensorMaps& maps, const OperandSpec& spec) {
     result.b_large = maps.get(weight_row_boxes(spec, columns));
   }
   return result;
+}
+
+namespace {
+
+constexpr int64_t kMostColumns = int64_t{1} << 26;  // byte offsets in a row are 32-bit
+
+bool is_aligned(const ConstTensorView& tensor, uintptr_t bytes) {
+  return reinterpret_cast<uintptr_t>(tensor.data) % bytes == 0;
+}
+
+template <typename... Tensors>
+bool fit(const ProductSizes& sizes, DType dtype, const Tensors&... tensors) {
+  const bool is_narrow = sizes.N <= kMostColumns && sizes.K <= kMostColumns;
+  return (dtype == DType::kBF16 || dtype == DType::kF16) && is_narrow && sizes.N % 8 == 0 &&
+         sizes.K % 8 == 0 && (is_aligned(tensors, 16) && ...);
+}
+
+}  // namespace
+
+bool load_products() {
+  int major = 0;
+  int minor = 0;
+  const int device = cuda::current_device();
+  CROSSDOCK_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  CROSSDOCK_CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+  if (major != 9 || minor != 0) return false;
+  return load_forward() && load_swiglu() && load_dx() && load_dw();
+}
+
+bool takes(const ProductForwardArgs& args, const ProductSizes& sizes) {
+  const bool is_gated = args.epilogue != ProductEpilogue::kNone;
+  return fit(sizes, args.x.dtype, args.x, args.w, args.out, args.hidden) &&
+         is_aligned(args.bias, 4) && (!is_gated || sizes.N % 16 == 0);
+}
+
+bool takes(const ProductDxArgs& args, const ProductSizes& sizes) {
+  return fit(sizes, args.grad.dtype, args.grad, args.w, args.out);
+}
+
+bool takes(const ProductDwArgs& args, const ProductSizes& sizes) {
+  return fit(sizes, args.grad.dtype, args.grad, args.x, args.out);
+}
+
+void launch_product(const ProductForwardArgs& args, const ProductSizes& sizes,
+                    const LaunchContext& context) {
+  if (args.epilogue == ProductEpilogue::kNone) {
+    launch_rows_forward(args, sizes, context);
+  } else {
+    launch_swiglu_forward(args, sizes, context);
+  }
 }
 
 }  // namespace crossdock::ops::hopper

@@ -1,5 +1,5 @@
-#include "ops/cuda/hopper/launch.cuh"
 #include "ops/cuda/hopper/operands.hpp"
+#include "ops/cuda/hopper/product_kernel.cuh"
 
 namespace crossdock::ops::hopper {
 namespace {

@@ -6,9 +6,8 @@
 #include <cstdint>
 
 #include "ops/cuda/hopper/barriers.cuh"
-#include "router/cuda/hopper/column_boxes.cuh"
-#include "router/cuda/hopper/gradients.hpp"
-#include "router/cuda/hopper/slot_ring.cuh"
+#include "router/cuda/hopper/clusters.cuh"
+#include "router/cuda/hopper/gate_products.hpp"
 #include "router/cuda/kernels.hpp"
 
 // What the roles of gradients_kernel share: sizes, shared memory and barriers.

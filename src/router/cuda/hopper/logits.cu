@@ -3,14 +3,12 @@
 
 #include "core/cuda/device.hpp"
 #include "core/cuda/launch.hpp"
-#include "core/sizes.hpp"
-#include "ops/cuda/hopper/tma.cuh"
+#include "core/tensor_memory.hpp"
+#include "ops/cuda/hopper/barriers.cuh"
 #include "ops/cuda/hopper/wgmma.cuh"
 #include "ops/gemm.hpp"
-#include "router/cuda/hopper/column_boxes.cuh"
-#include "router/cuda/hopper/launch_clusters.hpp"
-#include "router/cuda/hopper/logits.hpp"
-#include "router/cuda/hopper/slot_ring.cuh"
+#include "router/cuda/hopper/clusters.cuh"
+#include "router/cuda/hopper/gate_products.hpp"
 #include "router/cuda/token_matrix.cuh"
 
 // A block computes the logits of a tile of tokens for all experts, so that x is read once. One

@@ -1,0 +1,226 @@
+"""The router with all its options in PyTorch's own operations, for layers that run step by step."""
+from typing import Any, List, NamedTuple, Optional, Tuple
+
+import torch
+import torch.nn.functional as functional
+
+from crossdock._layer import AUX_LOSS_SCOPES
+
+from .layer_config import LayerConfig
+from .registration import define, refuse_gradient, save_nothing
+from .tensors import view_of
+from .whole_layer import LayerState, state_of
+
+
+class Tokens(NamedTuple):
+    """What a forward knows of its tokens, flattened."""
+
+    mask: Optional[torch.Tensor] = None  #: [T] bool: True = padding
+    sequence_ids: Optional[torch.Tensor] = None  #: [T] int32
+    forced_ids: Optional[torch.Tensor] = None  #: [T, K]
+    token_ids: Optional[torch.Tensor] = None  #: [T] int64
+    num_sequences: Any = 1
+    total_sequences: Any = 0
+
+
+class Routed(NamedTuple):
+    """The router's choice for T tokens."""
+
+    expert_ids: torch.Tensor  #: [T, K]; -1: none
+    weights: torch.Tensor  #: [T, K]
+    losses: Optional[torch.Tensor]  #: [5] as LayerReport.losses, with gradients
+
+
+def best_experts(scores: torch.Tensor, top_k: int) -> torch.Tensor:
+    """scores [T, E] -> expert ids [T, K], best first. As in the library's router, NaN is worse than any number, and equal
+    scores go to the lower id.
+
+    In fp32 on the CPU a topk of distinct keys decides as a stable sort does, in a fifth to two thirds of the time, if no
+    score is negative. Non-negative fp64 values order like their bit patterns, and the low 29 bits of a converted fp32
+    value are zero, so they can hold the id. NaN becomes -1, whose bit pattern is a negative integer.
+    """
+    last = scores.shape[-1] - 1
+    scores = scores.nan_to_num(nan=-1.0)
+    if scores.dtype != torch.float32 or not scores.is_cpu:
+        return scores.sort(dim=-1, descending=True, stable=True).indices[..., :top_k].contiguous()
+    keys = scores.double().view(torch.int64) | torch.arange(last, -1, -1, device=scores.device)
+    return keys.topk(min(top_k, last + 1), dim=-1).indices
+
+
+def _best_of_any(scores: torch.Tensor, top_k: int) -> torch.Tensor:
+    """best_experts for scores that may be negative or infinite."""
+    scores = torch.where(scores.isnan(), -torch.inf, scores)
+    return scores.sort(dim=-1, descending=True, stable=True).indices[..., :top_k].contiguous()
+
+
+def scores_of(logits: torch.Tensor, score: str) -> torch.Tensor:
+    """logits [T, E] -> scores [T, E]."""
+    if score == "softmax":
+        return logits.softmax(dim=-1)
+    if score == "sigmoid":
+        return logits.sigmoid()
+    return functional.softplus(logits).sqrt() if score == "sqrt_softplus" else logits
+
+
+def choose(config: LayerConfig, logits: torch.Tensor, bias: Optional[torch.Tensor]) -> torch.Tensor:
+    """logits [T, E] -> expert ids [T, K]."""
+    scores = scores_of(logits, config.score)
+    if config.force_balance:
+        slots = torch.arange(scores.shape[0] * config.top_k, device=scores.device)
+        return (slots % config.num_experts).view(-1, config.top_k)
+    if bias is None and config.group_top_k == config.num_groups and config.score != "softmax_after_top_k":
+        return best_experts(scores, config.top_k)
+    if bias is not None:
+        scores = scores + bias.to(scores.dtype)
+    if config.group_top_k < config.num_groups:
+        groups = scores.unflatten(-1, (config.num_groups, -1))
+        best = 2 if config.group_score == "top_2" else config.top_k // config.group_top_k
+        value = groups.topk(min(best, groups.shape[-1]), dim=-1).values.sum(dim=-1)
+        chosen = torch.zeros_like(value, dtype=torch.bool)
+        chosen = chosen.scatter(-1, _best_of_any(value, config.group_top_k), True)
+        scores = torch.where(chosen[..., None], groups, -torch.inf).flatten(-2)
+    return _best_of_any(scores, config.top_k)
+
+
+def weights_of(config: LayerConfig, logits: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
+    """logits [T, E], expert ids [T, K] -> weights [T, K]; 0 where there is no expert."""
+    is_route = expert_ids >= 0
+    picked = scores_of(logits, config.score).gather(-1, expert_ids.clamp(min=0).long())
+    if config.score == "softmax_after_top_k":
+        weights = torch.where(is_route, picked, -torch.inf).softmax(dim=-1)
+        weights = torch.where(is_route, weights, 0.0)
+    else:
+        weights = torch.where(is_route, picked, 0.0)
+    if config.is_normalised:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+    return weights * config.scale
+
+
+# ---- Losses ----
+
+
+def _sum_over_group(counts: torch.Tensor, layer: int, which: str) -> torch.Tensor:
+    """counts [N] int64, summed over a group of the layer: "layer", "counting" or "sequences"; "step": as "counting", plus
+    those of the step's earlier forwards."""
+    state = state_of(layer)
+    config = state.config
+    counting = config.counting_group or state.group
+    group = {"layer": state.group, "sequences": config.sequence_group or counting}.get(which, counting)
+    host = counts.detach().to("cpu", torch.int64).clone()
+    with state.lock:
+        group.all_reduce(view_of(host))
+    if which == "step" and state.earlier_counts is not None:
+        host += state.earlier_counts.to("cpu")
+    return host.to(counts.device)
+
+
+sum_over_group = define(
+    "sum_over_group",
+    "(Tensor counts, int layer, str which) -> Tensor",
+    _sum_over_group,
+    lambda counts, layer, which: counts.new_empty(counts.shape, dtype=torch.int64),
+    save_nothing,
+    refuse_gradient,
+)
+
+
+def losses_of(
+    state: LayerState, logits: torch.Tensor, expert_ids: torch.Tensor, tokens: Tokens
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """[5] fp64 as LayerReport.losses, with gradients to the logits [T, E], and the step's counts so far, if the layer has
+    a loss over the global batch. Collective if the layer has losses."""
+    config = state.config
+    valid = torch.ones_like(logits[:, 0], dtype=torch.bool) if tokens.mask is None else ~tokens.mask
+    shares = scores_of(logits, "softmax" if config.score == "softmax_after_top_k" else config.score)
+    if config.score in ("sigmoid", "sqrt_softplus"):
+        shares = shares / shares.sum(dim=-1, keepdim=True)
+    terms = {scope: logits.new_zeros((), dtype=torch.float64) for scope in (*AUX_LOSS_SCOPES, "z")}
+    routes = torch.zeros_like(logits, dtype=torch.int64)
+    routes = routes.scatter_add(1, expert_ids.clamp(min=0).long(), (expert_ids >= 0).long())
+    step = routes.new_zeros(0)
+    for scope in AUX_LOSS_SCOPES:
+        if config.aux_coeff(scope):
+            loss, counts = _balance(state, scope, shares, routes, valid, tokens)
+            terms[scope] = config.aux_coeff(scope) * loss.double()
+            step = counts if scope == "global_batch" else step
+    if config.z_loss_coeff:
+        total = sum_over_group(valid.sum()[None], state.key, "counting")[0].clamp(min=1)
+        squares = torch.where(valid, logits.logsumexp(dim=-1).square(), 0.0)
+        terms["z"] = config.z_loss_coeff * squares.sum().double() / total
+    aux: List[torch.Tensor] = [terms[scope] for scope in AUX_LOSS_SCOPES]
+    return torch.stack([sum(aux[1:], aux[0]), terms["z"], *aux]), step
+
+
+def _balance(
+    state: LayerState,
+    scope: str,
+    shares: torch.Tensor,
+    routes: torch.Tensor,
+    valid: torch.Tensor,
+    tokens: Tokens,
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """This rank's part of an auxiliary loss, without its coefficient, and the counts [B * (E + 1)] that it is made of."""
+    config, num_experts = state.config, shares.shape[1]
+    size = tokens.num_sequences if scope == "sequence" else 1
+    ids = torch.zeros_like(valid, dtype=torch.int64)
+    if scope == "sequence" and tokens.sequence_ids is not None:
+        ids = tokens.sequence_ids.long()
+    per_token = torch.cat([routes * valid[:, None], valid[:, None].long()], dim=1)
+    counts = routes.new_zeros((size, num_experts + 1)).index_add(0, ids, per_token)
+    total = None
+    if scope != "sequence":
+        which = "step" if scope == "global_batch" else "counting"
+        counts = sum_over_group(counts.flatten(), state.key, which).view(counts.shape)
+    elif config.counting_group is not None or config.sequence_group is not None:
+        counts = sum_over_group(counts.flatten(), state.key, "sequences").view(counts.shape)
+    else:
+        total = sum_over_group((counts[:, -1] > 0).sum()[None], state.key, "layer")[0]
+    if total is None:
+        total = (counts[:, -1] > 0).sum()
+    sums = shares.new_zeros((size, num_experts)).index_add(0, ids, torch.where(valid[:, None], shares, 0.0))
+    number = counts[:, -1].clamp(min=1).to(shares.dtype)
+    each = (sums * counts[:, :-1]).sum(dim=1) * num_experts / (config.top_k * number * number)
+    return each.sum() / total.clamp(min=1), counts.flatten()
+
+
+def _attach(
+    weights: torch.Tensor, loss: torch.Tensor, load: torch.Tensor, step: torch.Tensor, layer: int
+) -> torch.Tensor:
+    """The weights, through whose backward the loss gets its gradient. Backward also counts the load [E] of the forward,
+    and the counts of the step so far."""
+    return weights.clone()
+
+
+def _attach_backward(
+    loss: torch.Tensor, load: torch.Tensor, step: torch.Tensor, layer: int
+) -> torch.Tensor:
+    state = state_of(layer)
+    state.count_steps(load, step)
+    return loss.new_full((), state.loss_factor())
+
+
+def _save_attached(ctx: Any, inputs: Tuple, output: torch.Tensor) -> None:
+    _, loss, load, step, ctx.layer = inputs
+    ctx.save_for_backward(loss, load, step)
+
+
+def _attached_gradient(ctx: Any, grad: torch.Tensor) -> Tuple:
+    return grad, attach_losses_backward(*ctx.saved_tensors, ctx.layer), None, None, None
+
+
+attach_losses = define(
+    "attach_losses",
+    "(Tensor weights, Tensor loss, Tensor load, Tensor step, int layer) -> Tensor",
+    _attach,
+    lambda weights, *_: weights.new_empty(weights.shape),
+    _save_attached,
+    _attached_gradient,
+)
+attach_losses_backward = define(
+    "attach_losses_backward",
+    "(Tensor loss, Tensor load, Tensor step, int layer) -> Tensor",
+    _attach_backward,
+    lambda loss, *_: loss.new_empty(()),
+    save_nothing,
+    refuse_gradient,
+)

@@ -1,0 +1,118 @@
+"""Expert parallelism of transformers by the library's dispatcher: `ep_implementation="crossdock"`."""
+from typing import Any, Tuple
+
+import torch
+import torch.distributed as dist
+from transformers.distributed.expert_parallel import EPImplementation
+
+from crossdock.torch import group, ops
+
+from . import dispatchers
+from .experts import compute, examine, to_computing_dtype
+from .tracing import evaluated_while_tracing
+
+
+class CrossdockEP(EPImplementation):
+    """Sends each token to the ranks of its experts. Of the tokens that the ranks of `tp_mesh` share, each rank sends a part.
+
+    The experts compute the rows as the dispatcher grouped them, with the library's products if it can, whatever
+    `experts_implementation` is, otherwise with their own forward, one route per row.
+    """
+
+    def __init__(self, experts: Any, ep_mesh: Any, tp_mesh: Any):
+        super().__init__(experts, ep_mesh, tp_mesh)
+        self.experts = experts
+        self.options = dispatchers.options
+        self.num_experts = self.num_local_experts * ep_mesh.size()
+        self.group = group(ep_mesh.get_group(), **self.options.group_options)
+
+    def __call__(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+        if self.tp_mesh.size() == 1:
+            return self._exchange(hidden_states, top_k_index, top_k_weights)
+        part = _Part.of(hidden_states.shape[0], self.tp_mesh)
+        x, weights = (_TakePart.apply(tensor, part) for tensor in (hidden_states, top_k_weights))
+        return _JoinParts.apply(self._exchange(x, top_k_index[part.begin : part.end], weights), part)
+
+    def _exchange(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        refusal = examine(self.experts, x)
+        tokens = x if refusal is not None else to_computing_dtype(self.experts, x)
+        dispatcher = _dispatcher_of(self, ids.shape[1], tokens.shape[1])
+        rows, _, tokens_per_expert, plan = ops.dispatch(tokens, ids, weights, dispatcher, False)
+        if refusal is None:
+            y = compute(self.experts, rows, tokens_per_expert)
+        else:
+            y = self._by_their_own_forward(rows, tokens_per_expert)
+        return ops.combine(y, weights, ids, plan).to(x.dtype)
+
+    def _by_their_own_forward(self, rows: torch.Tensor, tokens_per_expert: torch.Tensor) -> torch.Tensor:
+        """The experts' own forward, with one route per row. Every parameter takes part, because all ranks reduce its gradient."""
+        unused = sum(p.flatten()[:0].sum() for p in self.experts.parameters() if p.requires_grad)
+        if rows.shape[0] == 0:
+            return rows + unused
+        ends = tokens_per_expert.cumsum(0)
+        ids = torch.searchsorted(ends, torch.arange(rows.shape[0], device=rows.device), right=True)
+        here = (ids < self.num_local_experts).to(rows.dtype)  # not the rows after those of the last expert
+        return self.experts_forward(rows, ids[:, None], here[:, None]) + unused
+
+
+@evaluated_while_tracing
+def _dispatcher_of(implementation: CrossdockEP, top_k: int, width: int) -> int:
+    options = implementation.options
+    return dispatchers.dispatcher_of(
+        implementation.group,
+        num_experts=implementation.num_experts,
+        top_k=top_k,
+        width=width,
+        max_rows=options.max_rows,
+        strategy=options.strategy,
+        partial_sums=options.partial_sums,
+    )
+
+
+class _Part:
+    """The tokens [begin, end) of T that this rank sends; `padded` per rank."""
+
+    def __init__(self, num_tokens: int, rank: int, size: int, process_group: Any):
+        self.num_tokens, self.size, self.process_group = num_tokens, size, process_group
+        self.padded = -(-num_tokens // size)
+        self.begin, self.end = (min(r * self.padded, num_tokens) for r in (rank, rank + 1))
+
+    @staticmethod
+    def of(num_tokens: int, mesh: Any) -> "_Part":
+        return _Part(num_tokens, mesh.get_local_rank(), mesh.size(), mesh.get_group())
+
+    def take(self, whole: torch.Tensor) -> torch.Tensor:
+        return whole[self.begin : self.end].contiguous()
+
+    def join(self, part: torch.Tensor) -> torch.Tensor:
+        padded = part.new_zeros((self.padded, *part.shape[1:]))
+        padded[: part.shape[0]] = part
+        whole = part.new_empty((self.size * self.padded, *part.shape[1:]))
+        dist.all_gather_into_tensor(whole, padded, group=self.process_group)
+        return whole[: self.num_tokens]
+
+
+class _TakePart(torch.autograd.Function):
+    """whole [T, ...] -> part. The gradient is complete, and the same on all ranks that share the tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: torch.Tensor, part: _Part) -> torch.Tensor:
+        ctx.part = part
+        return part.take(whole)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Tuple:
+        return ctx.part.join(grad), None
+
+
+class _JoinParts(torch.autograd.Function):
+    """part -> whole [T, ...]. Its gradient is the same on all ranks that share the tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, part_rows: torch.Tensor, part: _Part) -> torch.Tensor:
+        ctx.part = part
+        return part.join(part_rows)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Tuple:
+        return ctx.part.take(grad), None

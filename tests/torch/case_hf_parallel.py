@@ -1,0 +1,224 @@
+"""Expert parallelism in transformers against one rank. Needs transformers 5.23."""
+import copy
+import os
+
+import hf_experts
+import hf_models
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from cases import case, error_of, raises, random_of
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from transformers.distributed import DistributedConfig
+
+import crossdock.transformers
+from crossdock.transformers.expert_parallel import CrossdockEP
+
+crossdock.transformers.register()
+
+E = hf_experts.E
+LAYOUTS = {  # (tp, fsdp, ep)
+    2: [(1, 2, 2), (2, 1, 2)],
+    4: [(1, 4, 4), (1, 4, 2), (2, 2, 4), (2, 2, 2)],
+}
+
+
+# ---- One experts module ----
+
+
+def part_of(whole, rank, ranks):
+    """The experts of one rank, as transformers leaves them: local parameters, `num_experts` of this rank."""
+    part = copy.deepcopy(whole)
+    for name, parameter in whole.named_parameters():
+        if parameter.shape[0] == E:
+            mine = parameter.detach().chunk(ranks)[rank].clone()
+            part.register_parameter(name, torch.nn.Parameter(mine))
+    part.num_experts, part._is_expert_parallel = E // ranks, True
+    return part
+
+
+def grad_of(tensor):
+    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+
+
+def check_module(experts_class, rank, world, tp):
+    """Every batch has another number of tokens, the last none."""
+    dtype = torch.float32
+    whole = hf_experts.make_experts(experts_class, "eager", dtype)
+    part = part_of(whole, rank, world)
+    mesh = init_device_mesh("cpu", (world // tp, tp), mesh_dim_names=("fsdp", "tp"))
+    flat = init_device_mesh("cpu", (world,))
+    batches = world // tp
+    sizes = [0 if batches > 1 and batch == batches - 1 else 5 + 2 * batch for batch in range(batches)]
+    inputs = [hf_experts.inputs_of(whole, size, dtype, seed=10 + batch) for batch, size in enumerate(sizes)]
+    outputs, directions = [], []
+    for batch, (x, ids, weights) in enumerate(inputs):
+        outputs.append(whole(x, ids, weights))
+        directions.append(torch.randn(outputs[-1].shape, generator=random_of(batch, 5)))
+    torch.autograd.backward(*zip(*((out, grad) for out, grad in zip(outputs, directions) if len(out))))
+
+    mine = rank // tp
+    x, ids, weights = inputs[mine]
+    own_x, own_weights = (tensor.detach().clone().requires_grad_() for tensor in (x, weights))
+    out = CrossdockEP(part, flat, mesh["tp"])(own_x, ids, own_weights)
+    out.backward(directions[mine])
+    got = {"out": out.detach(), "x": own_x.grad, "weights": own_weights.grad}
+    wanted = {"out": outputs[mine].detach(), "x": grad_of(x), "weights": grad_of(weights)}
+    for name, parameter in whole.named_parameters():
+        local = dict(part.named_parameters())[name].grad
+        if parameter.shape[0] == E:
+            wanted[name], got[name] = parameter.grad.chunk(world)[rank], local
+        else:  # a norm, whose gradient the ranks sum
+            dist.all_reduce(local)
+            wanted[name], got[name] = parameter.grad, local
+    assert hf_experts.largest_difference(got, wanted)[0] < 2e-5, (experts_class, hf_experts.largest_difference(got, wanted))
+
+
+@case(2, 4)
+def experts_modules_equal_one_rank(rank, world):
+    for folder in hf_experts.QUICK:
+        for tp in (1, 2, world):
+            check_module(hf_experts.classes_of(folder)[0], rank, world, tp)
+
+
+@case(2)
+def a_rank_without_tokens_and_rows_takes_part(rank, world):
+    """Its parameters get zero gradients, which FSDP2 reduces. Rank 1 has neither tokens nor rows."""
+    for folder in ("mixtral", "gpt_oss", "inkling2"):
+        whole = hf_experts.make_experts(hf_experts.classes_of(folder)[0])
+        part, mesh = part_of(whole, rank, world), init_device_mesh("cpu", (world, 1), mesh_dim_names=("ep", "tp"))
+        x, ids, weights = hf_experts.inputs_of(whole, 9 if rank == 0 else 0)
+        ids = ids[:, :1] % (E // world)
+        out = CrossdockEP(part, mesh["ep"], mesh["tp"])(x, ids, weights[:, :1])
+        out.sum().backward()
+        assert out.shape == x.shape == x.grad.shape
+        for name, parameter in part.named_parameters():
+            assert parameter.grad is not None and bool(parameter.grad.any()) == (rank == 0), f"{folder}: {name}"
+
+
+@case(2)
+def options_reach_the_dispatcher(rank, world):
+    kind = hf_experts.classes_of("mixtral")[0]
+    whole, mesh = hf_experts.make_experts(kind), init_device_mesh("cpu", (world, 1), mesh_dim_names=("ep", "tp"))
+    inputs = hf_experts.inputs_of(whole, 9, seed=rank)
+    try:
+        crossdock.transformers.register(strategy="allgather", max_rows=1)
+        implementation = CrossdockEP(part_of(whole, rank, world), *(mesh[dim] for dim in mesh.mesh_dim_names))
+        error = error_of(lambda: implementation(*inputs))
+        assert "max_rows" in str(error), error
+    finally:
+        crossdock.transformers.register()
+    with raises(TypeError, "patience"):
+        crossdock.transformers.register(patience=3)
+
+
+# ---- Models ----
+
+
+def batch_of(batch, step, rows=2, length=12):
+    return torch.randint(3, hf_models.SIZES["vocab_size"], (rows, length), generator=random_of(batch, 100 + step))
+
+
+def full(tensor):
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def load_both(family, path, layout):
+    """The model with eager experts on this rank alone, and the model of all ranks."""
+    tp, fsdp, ep = layout
+    parallel = DistributedConfig(tp_size=tp, fsdp_size=fsdp, ep_size=ep, ep_implementation="crossdock")
+    one = hf_models.load(family, path, experts_implementation="eager")
+    local = {"experts_implementation": "crossdock"} if ep == 1 else {}
+    return one, hf_models.load(family, path, distributed_config=parallel, **local)
+
+
+def check_training(family, rank, world, layout, steps, path, prepare=lambda model: None):
+    tp, fsdp, ep = layout
+    models = one, many = load_both(family, path, layout)
+    prepare(many)
+    many.train()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9) for model in models]
+    own = rank // tp
+    for step in range(steps):
+        batches = [batch_of(batch, step) for batch in range(fsdp)]
+        wanted = one(input_ids=torch.cat(batches), labels=torch.cat(batches))
+        got = many(input_ids=batches[own], labels=batches[own])
+        limit = 2e-5 if step == 0 else 1e-3  # differences grow in training
+        torch.testing.assert_close(full(got.logits), wanted.logits[2 * own : 2 * own + 2], rtol=limit, atol=limit)
+        for optimizer, loss in zip(optimizers, (wanted.loss, got.loss)):
+            optimizer.zero_grad()
+            loss.backward()
+        mean = full(got.loss.detach()).clone()
+        dist.all_reduce(mean)
+        torch.testing.assert_close(mean / world, wanted.loss.detach(), rtol=5e-5, atol=0)
+        if step == 0 and not (tp > 1 and ep == 1):  # torch 2.11 cannot gather parameters that are split in pairs
+            gradients_are_equal(one, many)
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def gradients_are_equal(one, many):
+    gradients = {name.replace("_orig_mod.", ""): full(parameter.grad) for name, parameter in many.named_parameters()}
+    largest = max(parameter.grad.abs().max() for parameter in one.parameters())
+    for name, parameter in one.named_parameters():
+        difference = (gradients[name] - parameter.grad).abs().max() / largest
+        assert difference < 2e-5, f"the gradient of {name} differs by {difference:.1e}"
+
+
+@case(2, 4)
+def training_equals_one_rank(rank, world):
+    with hf_models.folder("qwen3_moe") as path:
+        for layout in LAYOUTS[world]:
+            check_training("qwen3_moe", rank, world, layout, 20, path)
+
+
+@case(2)
+def fsdp_and_tensor_parallelism_work_without_expert_parallelism(rank, world):
+    for family in ("qwen3_moe", "gpt_oss"):
+        with hf_models.folder(family) as path:
+            for layout in ((1, 2, 1), (2, 1, 1)):
+                check_training(family, rank, world, layout, 3, path)
+
+
+@case(2)
+def other_families_train_like_one_rank(rank, world):
+    """Transposed parameters with biases, and groups of experts with a shared one."""
+    for family in ("gpt_oss", "deepseek_v3"):
+        with hf_models.folder(family) as path:
+            for layout in LAYOUTS[world]:
+                check_training(family, rank, world, layout, 3, path)
+
+
+@case(2)
+def checkpointing_and_compilers_keep_the_results(rank, world):
+    with hf_models.folder("qwen3_moe") as path:
+        for layout in LAYOUTS[world]:
+            check_training("qwen3_moe", rank, world, layout, 2, path, lambda model: model.gradient_checkpointing_enable())
+        torch._dynamo.reset()
+        check_training("qwen3_moe", rank, world, (1, 2, 2), 2, path, lambda model: model.compile(backend="aot_eager"))
+
+
+@case(2, 4)
+def generated_tokens_equal_those_of_one_rank(rank, world):
+    with hf_models.folder("qwen3_moe") as path:
+        for layout in LAYOUTS[world]:
+            one, many = load_both("qwen3_moe", path, layout)
+            own = batch_of(rank // layout[0], 0, rows=3, length=5)
+            options = dict(max_new_tokens=6, do_sample=False, eos_token_id=None)
+            assert torch.equal(many.generate(own, **options), one.generate(own, **options)), layout
+
+
+@case(2)
+def accelerate_trains_like_one_rank(rank, world):
+    """With DDP, and experts of each rank's own tokens."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    accelerator = Accelerator(cpu=True)
+    one, many = (hf_models.make("qwen3_moe", experts_implementation=name) for name in ("eager", "crossdock"))
+    many, optimizer = accelerator.prepare(many, torch.optim.SGD(many.parameters(), lr=0.1))
+    assert isinstance(many, torch.nn.parallel.DistributedDataParallel)
+    batches = [batch_of(batch, 0) for batch in range(world)]
+    one(input_ids=torch.cat(batches), labels=torch.cat(batches)).loss.backward()
+    accelerator.backward(many(input_ids=batches[rank], labels=batches[rank]).loss)
+    gradients_are_equal(one, many.module)
+    optimizer.step()

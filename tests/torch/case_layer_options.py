@@ -1,0 +1,213 @@
+"""MoELayer with the library's options: the operator against the same steps in PyTorch, and its experts against products."""
+import torch
+import torch.distributed as dist
+import torch.nn.functional as functional
+from cases import case, random_of, tokens_of
+
+from crossdock.torch import GroupedExperts, MoELayer, set_loss_scale
+
+E, K, D, F = 8, 4, 8, 12
+SIZES = dict(num_experts=E, top_k=K, width=D, inner=F)
+
+
+def forward_hook(*_):
+    """Takes a layer off the operator."""
+
+
+def twins(**options):
+    """Two layers with equal parameters; the second runs step by step."""
+    layers = []
+    for _ in range(2):
+        torch.manual_seed(11)
+        layers.append(MoELayer(**{**SIZES, **options}))
+    layers[1].router.register_forward_hook(forward_hook)
+    for layer in layers:
+        generator = random_of(5)
+        with torch.no_grad():
+            for name, value in [*layer.named_parameters(), *layer.named_buffers()]:
+                if name in ("router.bias", "expert_bias"):
+                    value.copy_(torch.randn(value.shape, generator=generator) / 8)
+                elif name.endswith(("b1", "b2")) and name.startswith("experts"):
+                    for local, expert in enumerate(layer.local_experts):
+                        value[local] = torch.randn(value.shape[1:], generator=random_of(expert, 9)).to(value.dtype)
+    return layers
+
+
+def close(got, wanted, limit=1e-6):
+    """The largest difference is at most `limit` of the largest value."""
+    assert got.shape == wanted.shape, (got.shape, wanted.shape)
+    if wanted.numel() > 0:
+        difference, size = (got - wanted).abs().max().item(), wanted.abs().max().item()
+        assert difference <= limit * max(size, 1e-30), f"differs by {difference:.1e} of {size:.1e}"
+
+
+def step(layer, x, grad_out, **keywords):
+    x = x.detach().clone().requires_grad_()
+    layer.zero_grad()
+    out = layer(x, **keywords)
+    out.backward(grad_out)
+    return [out, x.grad, *(p.grad for p in layer.parameters())]
+
+
+def inputs_of(rank, world, dtype=torch.float64, tokens=None):
+    tokens = tokens_of(rank, world) if tokens is None else tokens
+    generator = random_of(rank)
+    return (torch.randn((tokens, D), generator=generator).to(dtype) for _ in range(2))
+
+
+def compare(layers, x, grad_out, limit=1e-12, **keywords):
+    """Values, gradients, losses and choices of both layers; returns the report of the first."""
+    got, wanted = (step(layer, x, grad_out, **keywords) for layer in layers)
+    names = ["out", "x", *(name for name, _ in layers[0].named_parameters())]
+    for name, a, b in zip(names, got, wanted):
+        try:
+            close(a, b, limit)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from None
+    reports = [layer.report for layer in layers]
+    for name in ("expert_ids", "load", "dropped", "rows_per_expert", "rows_per_rank"):
+        assert torch.equal(*(getattr(report, name) for report in reports)), name
+    for name in ("weights", "losses"):
+        close(*(getattr(report, name) for report in reports), limit)
+    return reports[0]
+
+
+CHOICES = {
+    "sqrt_softplus": dict(score="sqrt_softplus"),
+    "after": dict(score="softmax_after_top_k", scale=0.5),
+    "groups": dict(num_groups=4, group_top_k=2, score="sigmoid", expert_bias=True),
+    "best two": dict(num_groups=2, group_top_k=1, group_score="top_2", normalise=False, router_bias=True),
+    "balanced": dict(force_balance=True),
+    "bias": dict(expert_bias=True, score="softmax", router_bias=True, scale=2.5),
+}
+
+
+@case(1, 2, 4)
+def every_choice_equals_the_steps(rank, world):
+    for name, options in CHOICES.items():
+        layers = twins(**options, dtype=torch.float64)
+        x, grad_out = inputs_of(rank, world)
+        report = compare(layers, x, grad_out)
+        assert report.expert_ids.shape == (x.shape[0], K) and report.load.sum() == total(x.shape[0]) * K, name
+        expert_ids, weights = layers[1].route(x)
+        assert torch.equal(report.expert_ids.long(), expert_ids.long()), name
+        close(report.weights, weights.detach(), 1e-12)
+
+
+def total(number):
+    number = torch.tensor(number)
+    dist.all_reduce(number)
+    return number.item()
+
+
+LOSSES = {
+    "batch": dict(aux_loss_coeff=0.3),
+    "sequence": dict(aux_loss_coeff=0.3, aux_loss_scope="sequence", score="sigmoid"),
+    "global": dict(aux_loss_coeff=0.3, aux_loss_scope="global_batch"),
+    "all": dict(aux_loss_coeffs={"batch": 0.2, "sequence": 0.3, "global_batch": 0.4}, z_loss_coeff=0.1),
+    "z": dict(z_loss_coeff=0.5, gradients="summed"),
+}
+
+
+@case(1, 2, 4)
+def every_loss_reaches_the_gradients(rank, world):
+    """In two micro-batches, of which the second has padding, under a loss scale."""
+    set_loss_scale(lambda: 1.5)
+    try:
+        for options in LOSSES.values():
+            layers = twins(**options, expert_bias=True, dtype=torch.float64)
+            without = twins(expert_bias=True, dtype=torch.float64)[0]
+            for number in range(2):
+                x, grad_out = inputs_of(rank + 10 * number, world, tokens=3 + rank if number or rank < 3 else 0)
+                mask = torch.arange(x.shape[0]) % 3 == 1 if number else None
+                ids = torch.arange(x.shape[0]) % 2
+                keywords = dict(padding_mask=mask, sequence_ids=ids, num_sequences=2)
+                report = compare(layers, x, grad_out, **keywords)
+                assert report.aux_loss >= 0 and torch.isclose(report.losses[2:].sum(), report.losses[0])
+                plain = step(without, x, grad_out, **keywords)
+                if x.shape[0]:
+                    assert report.losses[:2].sum() > 0
+                    assert not torch.allclose(plain[2], layers[0].router.weight.grad)
+            assert torch.equal(layers[0]._state.load, layers[1]._state.load)
+            bias = layers[0].expert_bias.clone()
+            for layer in layers:
+                layer.update_expert_bias(0.25)
+            assert torch.equal(layers[0].expert_bias, layers[1].expert_bias) and not torch.equal(bias, layers[0].expert_bias)
+            assert layers[0]._state.load is None
+    finally:
+        set_loss_scale(1.0)
+
+
+EXPERTS = {
+    "geglu": dict(activation="geglu", interleaved=True),
+    "clamped": dict(activation="clamped_swiglu", limit=0.5, bias=True),
+    "gelu": dict(activation="gelu", bias=True, recompute=True),
+    "tanh": dict(activation="gelu_tanh", weights_in="experts", bias=True),
+    "squared": dict(activation="squared_relu", shared_inner=5),
+    "shared": dict(shared_inner=6, overlap_shared=False, bias=True),
+    "chunks": dict(overlap_chunks=2, shared_inner=3, weights_in="experts"),
+    "drops": dict(capacity_factor=0.75, report=True),
+}
+
+
+@case(1, 2, 4)
+def all_experts_equal_the_steps(rank, world):
+    for name, options in EXPERTS.items():
+        layers = twins(**{"report": True, **options}, dtype=torch.float64)
+        x, grad_out = inputs_of(rank, world)
+        report = compare(layers, x, grad_out)
+        if name == "drops":
+            assert (report.dropped.sum() > 0) == (x.shape[0] > 0)
+        kept = report.rows_per_expert.sum().clone()
+        dropped = report.dropped.sum().clone()
+        for value in (kept, dropped):
+            dist.all_reduce(value)
+        assert kept + dropped == total(x.shape[0]) * K == report.rows_per_rank.sum()
+
+
+ACTIVATIONS = {
+    "swiglu": lambda gate, linear: functional.silu(gate) * linear,
+    "clamped_swiglu": lambda gate, linear: clamped(gate.clamp(max=0.5), linear.clamp(-0.5, 0.5)),
+    "geglu": lambda gate, linear: functional.gelu(gate) * linear,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda h: functional.gelu(h, approximate="tanh"),
+    "squared_relu": lambda h: functional.relu(h).square(),
+}
+
+
+def clamped(gate, linear):
+    return gate * (1.702 * gate).sigmoid() * (linear + 1)
+
+
+@case(1)
+def grouped_experts_with_options_equal_products(rank, world):
+    """One expert has no rows; the last rows belong to no expert."""
+    counts, rows_of = torch.tensor([4, 0, 3]), [4, 0, 3, 2]
+    for activation, function in ACTIVATIONS.items():
+        is_gated = activation in ("swiglu", "clamped_swiglu", "geglu")
+        for interleaved in (False, True)[: 1 + is_gated]:
+            for weights_in, recompute, bias in (("combine", True, True), ("experts", False, True), ("experts", True, False)):
+                torch.manual_seed(2)
+                options = dict(activation=activation, interleaved=interleaved, bias=bias, limit=0.5, dtype=torch.float64)
+                experts = GroupedExperts(3, D, F, weights_in=weights_in, recompute=recompute, **options)
+                for value in (experts.b1, experts.b2) if bias else ():
+                    torch.nn.init.normal_(value)
+                rows = torch.randn((9, D), dtype=torch.float64).requires_grad_()
+                weights = torch.rand(9, dtype=torch.float64).requires_grad_()
+                parts = []
+                for e, x in enumerate(rows.split(rows_of)[:3]):
+                    hidden = x @ experts.w1[e].t() + (experts.b1[e] if bias else 0)
+                    if is_gated:
+                        halves = (hidden[:, 0::2], hidden[:, 1::2]) if interleaved else hidden.chunk(2, dim=1)
+                        active = function(*halves)
+                    else:
+                        active = function(hidden)
+                    y = active @ experts.w2[e].t() + (experts.b2[e] if bias else 0)
+                    parts.append(y * weights.split(rows_of)[e][:, None] if weights_in == "experts" else y)
+                wanted = torch.cat([*parts, torch.zeros(2, D, dtype=torch.float64)])
+                got = experts(rows, counts, *([weights] if weights_in == "experts" else []))
+                inputs = [rows, *experts.parameters(), *([weights] if weights_in == "experts" else [])]
+                direction = torch.randn(9, D, dtype=torch.float64)
+                close(got, wanted, 1e-12)
+                for a, b in zip(torch.autograd.grad(got, inputs, direction), torch.autograd.grad(wanted, inputs, direction)):
+                    close(a, b, 1e-12)
