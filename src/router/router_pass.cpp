@@ -492,9 +492,6 @@ RouterStatistics RouterPass<T>::sum(const RouterStatistics& a, const RouterStati
   return total;
 }
 
-template class RouterPass<float>;
-template class RouterPass<double>;
-
 std::unique_ptr<Backend> make_host_backend(const RouterConfig& config,
                                            std::shared_ptr<ThreadPool> pool) {
   if (config.dtype == DType::kF64) {
