@@ -17,7 +17,7 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-constexpr uint64_t kChannel = 1;
+constexpr uint64_t kCommunicator = 1;
 
 void append(Bytes& bytes, const auto& value) {
   const auto more = std::as_bytes(std::span(&value, 1));
@@ -40,7 +40,7 @@ class Listener {
     secret_ = world.blobs[0].secret;
     endpoint_ = std::make_unique<Endpoint>(std::move(socket), std::make_unique<Directory>(secret_),
                                            std::move(world), SocketsOptions{.window_bytes = 4096});
-    endpoint_->open_channel(kChannel);
+    endpoint_->open_communicator(kCommunicator);
   }
 
   void hear(const Bytes& bytes) {
@@ -50,11 +50,11 @@ class Listener {
     send(socket.descriptor(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     for (int i = 0; i < 3; ++i) {
       endpoint_->poll();
-      while (endpoint_->take_control(kChannel)) {
+      while (endpoint_->take_control(kCommunicator)) {
       }
       std::array<std::byte, 100> received;
-      endpoint_->read(kChannel, 1, received);
-      endpoint_->write(kChannel, 1, received);
+      endpoint_->read(kCommunicator, 1, received);
+      endpoint_->write(kCommunicator, 1, received);
     }
     if (endpoint_->end_of(0)) std::abort();
   }
@@ -85,7 +85,7 @@ Bytes stream_from(fuzz::Input& input, const Hello& hello) {
     append_frame(stream, {.kind = FrameHeader::Kind::kHello}, std::as_bytes(std::span(&hello, 1)));
   while (!input.is_empty() && stream.size() < 60000) {
     FrameHeader header{.kind = static_cast<FrameHeader::Kind>(input.integer(0, 6)),
-                       .channel = static_cast<uint64_t>(input.integer(0, 3)),
+                       .comm_id = static_cast<uint64_t>(input.integer(0, 3)),
                        .position = static_cast<uint64_t>(input.integer(0, 300))};
     if (input.one_in(16)) header = input.take<FrameHeader>();
     Bytes payload;
