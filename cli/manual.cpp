@@ -30,6 +30,7 @@ bool takes_file(const OptionText& option) {
 
 std::string bash_text(const std::vector<CommandText>& commands) {
   std::vector<std::string> names;
+  names.reserve(commands.size());
   for (const CommandText& command : commands) names.push_back(command.name);
   std::string text =
       "# bash completion of crossdock; made by `crossdock completion bash`\n"
@@ -102,8 +103,9 @@ std::string zsh_text(const std::vector<CommandText>& commands) {
       const std::string value =
           option.placeholder.empty() ? "" : ":" + zsh_words(option.placeholder) + action;
       if (option.names.empty()) text += " \\\n      '1" + value + "'";
+      const std::string what = "[" + zsh_words(short_words(option)) + "]" + value + "'";
       for (const std::string& name : option.names) {
-        text += " \\\n      '" + name + "[" + zsh_words(short_words(option)) + "]" + value + "'";
+        text.append(" \\\n      '").append(name).append(what);
       }
     }
     text += " ;;\n";

@@ -73,10 +73,12 @@ Table part_of(const Grid& grid, const std::vector<int>& widths, size_t first, si
   for (size_t i = 0; i < grid.num_sizes; ++i) shown.push_back(i);
   for (size_t i = first; i < end; ++i) shown.push_back(i);
   std::vector<Column> columns;
+  columns.reserve(shown.size());
   for (const size_t i : shown) columns.push_back({.title = grid.titles[i], .min_width = widths[i]});
   Table table(style, columns);
   for (const auto& row : rows) {
     std::vector<Cell> cells;
+    cells.reserve(shown.size());
     for (const size_t i : shown) cells.emplace_back(row[i]);
     table.add_row(std::move(cells));
   }

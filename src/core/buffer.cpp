@@ -177,13 +177,15 @@ struct BufferPool::State : std::enable_shared_from_this<BufferPool::State> {
     std::shared_ptr<void> owner(data, [block, block_bytes = grant.block_bytes, wanted_bytes,
                                        pool = weak_from_this()](void*) mutable {
       const std::shared_ptr<State> state = pool.lock();
-      if (state) state->put_back(std::move(block), block_bytes, wanted_bytes);
+      if (state) state->put_back(block, block_bytes, wanted_bytes);
+      block.reset();
     });
     return {std::move(owner), data, num_bytes, Device{}};
   }
 
   // Frees the block if there is not even memory to note that it is free.
-  void put_back(std::shared_ptr<void> block, int64_t block_bytes, int64_t wanted_bytes) noexcept {
+  void put_back(const std::shared_ptr<void>& block, int64_t block_bytes,
+                int64_t wanted_bytes) noexcept {
     const std::lock_guard lock(mutex);
     auto noted = free_blocks.end();
     try {

@@ -140,7 +140,8 @@ class Simplifier {
     if (E > 3) {
       World half = world_;
       while (half.config.num_experts > E / 2) {
-        half = without_expert(std::move(half), half.config.num_experts - 1);
+        const int64_t last = half.config.num_experts - 1;
+        half = without_expert(std::move(half), last);
       }
       add(std::move(half));
     }

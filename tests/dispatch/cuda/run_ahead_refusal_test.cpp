@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "dispatch/cuda/captured_graph.hpp"
-#include "dispatch/cuda/run_ahead.hpp"
+#include "dispatch/cuda/run_ahead_case.hpp"
 
 namespace crossdock {
 namespace {

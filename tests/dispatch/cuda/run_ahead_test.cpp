@@ -2,7 +2,7 @@
 // threads here, which run ahead only in tests; run_ahead_processes_test.cpp tests processes, which
 // always do.
 
-#include "dispatch/cuda/run_ahead.hpp"
+#include "dispatch/cuda/run_ahead_case.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
