@@ -72,6 +72,7 @@ Agreement share(Group& group, const char* operation, std::span<const std::byte> 
 
 double median_of(const std::vector<StepTimes>& steps, double StepTimes::*time) {
   std::vector<double> times;
+  times.reserve(steps.size());
   for (const StepTimes& step : steps) times.push_back(step.*time);
   return median(times);
 }

@@ -239,12 +239,12 @@ crossdock_status crossdock_output_to_dlpack(const crossdock_output* output, void
 
 void crossdock_destroy_dlpack_capsule(void* capsule) {
   // Python's own functions; this library is not linked to Python.
-  static const auto is_valid =
+  static const auto kIsValid =
       reinterpret_cast<int (*)(void*, const char*)>(dlsym(RTLD_DEFAULT, "PyCapsule_IsValid"));
-  static const auto pointer_in =
+  static const auto kPointerIn =
       reinterpret_cast<void* (*)(void*, const char*)>(dlsym(RTLD_DEFAULT, "PyCapsule_GetPointer"));
   constexpr const char* kName = "dltensor";
-  if (is_valid == nullptr || pointer_in == nullptr || is_valid(capsule, kName) == 0) return;
-  auto* tensor = static_cast<capi::DLManagedTensor*>(pointer_in(capsule, kName));
+  if (kIsValid == nullptr || kPointerIn == nullptr || kIsValid(capsule, kName) == 0) return;
+  auto* tensor = static_cast<capi::DLManagedTensor*>(kPointerIn(capsule, kName));
   tensor->deleter(tensor);
 }

@@ -32,7 +32,9 @@ NOT_RUN = {  # what matches a command, and why it is not run here
     r"^torchrun --nnodes|^torchrun .*(--no-python|train\.py)": "needs torch, or several machines: tests/torch, tests/training",
     r"^torchrun .*examples/|^python3 examples/": "tests/torch, tests/python",
     r"^torchrun \.\.\.": "needs a model: tests/torch/case_titan.py",
-    r"^python3? -m crossdock\.compare": "needs torch: tests/torch",
+    r"^python3? -m (crossdock\.compare|torch\.)": "needs torch: tests/torch",
+    r"^python3 -c \"import crossdock\.torch\"": "needs torch and the package: tests/torch",
+    r"^crossdock completion .* > ~|^CROSSDOCK_LOG=|--config config\.json": "tests/cli/command_line_test.cpp, plan_test.cpp",
     r"tests/training/transformer": "tests/training/run.py",
     r"^build/release/tests/training": "tests/training/CMakeLists.txt",
     r"tests/torch/run\.py|bench/\w+\.py": "needs torch, or a GPU",
@@ -42,6 +44,7 @@ NOT_RUN = {  # what matches a command, and why it is not run here
 }
 FRAGMENTS = {  # pages with lines of Python that stand for a reader's program, and where the calls are tested
     "README.md": "tests/torch/readme.py; the lines for transformers: tests/torch",
+    "checkpoints.md": "tests/torch/case_checkpoint.py",
     "python.md": "tests/python",
     "pytorch.md": "tests/torch",
     "megatron.md": "tests/torch/case_megatron.py",

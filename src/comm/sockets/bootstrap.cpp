@@ -1,5 +1,4 @@
-// Communicators for processes that a launcher has started.
-// From blobs to a communicator.
+// From blobs to a communicator, for processes that a launcher has started.
 #include <algorithm>
 #include <atomic>
 #include <charconv>

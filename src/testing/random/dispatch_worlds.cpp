@@ -337,7 +337,7 @@ CaseVerdict judge_case(Group& group, const RandomCase& random_case,
     // The ranks are no longer at the same call.
     group.fail(error);
     for (const auto& [strategy, finding] : found) {
-      verdict.findings.push_back(strategy + ": " + finding);
+      verdict.findings.push_back(concat(strategy, ": ", finding));
     }
     if (found.empty()) verdict.findings.push_back(rank + error.what());
     verdict.strategy = found.empty() ? strategies.back() : found.front().first;

@@ -44,23 +44,16 @@ Activated times_linear(const Activated& gate, double linear) {
   return {gate.value * linear, gate.by_gate * linear, gate.value};
 }
 
-// A clamped input passes its gradient through at the limit, but not beyond it. NaN is not clamped.
-Activated clamped_swiglu(double gate, double linear, double limit) {
+// gate * sigmoid(factor * gate) * (linear + offset), both clamped. A clamped input passes its
+// gradient through at the limit, but not beyond it. NaN is not clamped.
+Activated clamped(double gate, double linear, double limit, double factor, double offset) {
   const bool gate_stops = gate > limit;
   const bool linear_stops = linear < -limit || linear > limit;
-  Activated left = sigmoid_gate(gate_stops ? limit : gate, 1.702);
+  Activated left = sigmoid_gate(gate_stops ? limit : gate, factor);
   if (gate_stops) left.by_gate = 0.0;
-  Activated result = times_linear(left, (linear_stops ? std::copysign(limit, linear) : linear) + 1);
-  if (linear_stops) result.by_linear *= 0.0;
-  return result;
-}
-
-// clamped_swiglu without its factor 1.702 and its + 1.
-Activated limited_swiglu(double gate, double linear, double limit) {
   Activated result =
-      times_linear(sigmoid_gate(std::min(gate, limit), 1.0), std::clamp(linear, -limit, limit));
-  if (gate > limit) result.by_gate = 0.0;
-  if (std::abs(linear) > limit) result.by_linear = 0.0;
+      times_linear(left, (linear_stops ? std::copysign(limit, linear) : linear) + offset);
+  if (linear_stops) result.by_linear *= 0.0;
   return result;
 }
 
@@ -69,7 +62,7 @@ Activated activate(const MlpConfig& config, double gate, double linear) {
     case Activation::kSwiglu:
       return times_linear(sigmoid_gate(gate, 1.0), linear);
     case Activation::kClampedSwiglu:
-      return clamped_swiglu(gate, linear, config.limit);
+      return clamped(gate, linear, config.limit, 1.702, 1.0);
     case Activation::kGeglu:
       return times_linear(gelu(gate), linear);
     case Activation::kGelu:
@@ -79,7 +72,7 @@ Activated activate(const MlpConfig& config, double gate, double linear) {
     case Activation::kGegluTanh:
       return times_linear(gelu_tanh(gate), linear);
     case Activation::kLimitedSwiglu:
-      return limited_swiglu(gate, linear, config.limit);
+      return clamped(gate, linear, config.limit, 1.0, 0.0);
     case Activation::kSquaredRelu: {
       const double positive = gate < 0.0 ? 0.0 : gate;  // NaN stays
       return {positive * positive, 2.0 * positive, 0.0};

@@ -2,13 +2,12 @@
 // threads here, which run ahead only in tests; run_ahead_processes_test.cpp tests processes, which
 // always do.
 
-#include "dispatch/cuda/run_ahead_case.hpp"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "dispatch/cuda/captured_graph.hpp"
 #include "dispatch/cuda/gate.hpp"
+#include "dispatch/cuda/run_ahead_case.hpp"
 
 namespace crossdock {
 namespace {
