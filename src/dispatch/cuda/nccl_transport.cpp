@@ -1,3 +1,5 @@
+#include "dispatch/cuda/nccl_transport.hpp"
+
 #include <chrono>
 #include <optional>
 #include <thread>
@@ -8,7 +10,6 @@
 #include "core/check.hpp"
 #include "core/cuda/device.hpp"
 #include "dispatch/cuda/host_routing.hpp"
-#include "dispatch/cuda/row_transport.hpp"
 
 namespace crossdock::cuda {
 namespace {

@@ -5,7 +5,6 @@
 #include <memory>
 #include <span>
 
-#include "comm/nccl/communicator.hpp"
 #include "dispatch/cuda/exchange_plan.hpp"
 #include "dispatch/cuda/gpu_call.hpp"
 
@@ -49,33 +48,5 @@ std::unique_ptr<RowTransport> make_staged_copies(CudaRank& rank);
 /// on the library's own communicator. Throws Error(kUnsupported) if built without NCCL, or if
 /// libnccl cannot be opened.
 std::unique_ptr<RowTransport> make_nccl_transport(CudaRank& rank, void* nccl_comm);
-
-/// Grouped ncclSend and ncclRecv.
-class NcclTransport final : public RowTransport {
- public:
-  /// Uses a communicator that the caller has lent. Throws unless it has the group's ranks and is on
-  /// the rank's GPU.
-  NcclTransport(CudaRank& rank, const NcclLibrary& library, ncclComm_t lent);
-  /// Uses the library's own communicator, which the dispatchers of a group share. The first plan
-  /// makes it.
-  NcclTransport(CudaRank& rank, const NcclLibrary& library);
-  /// Aborts the library's own communicator if it has failed.
-  ~NcclTransport() override;
-  NcclTransport(const NcclTransport&) = delete;
-  NcclTransport& operator=(const NcclTransport&) = delete;
-
-  void connect() override;
-  void run(const GpuCall& call, size_t first_entry,
-           std::span<const RowTransfer> transfers) override;
-
- private:
-  void watch_exchanges();
-  void queue(ncclComm_t comm, const RowTransfer& transfer, int peer, cudaStream_t stream) const;
-  void await(ncclComm_t comm, ncclResult_t status) const;
-
-  CudaRank& rank_;
-  const NcclLibrary& library_;
-  std::shared_ptr<NcclCommunicator> communicator_;  // null: not connected yet
-};
 
 }  // namespace crossdock::cuda

@@ -13,7 +13,7 @@
 #if CROSSDOCK_HAS_NCCL
 #include "comm/attachment.hpp"
 #include "comm/nccl/library.hpp"
-#include "dispatch/cuda/row_transport.hpp"
+#include "dispatch/cuda/nccl_transport.hpp"
 #include "support/fake_nccl.hpp"
 #endif
 
