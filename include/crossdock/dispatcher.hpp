@@ -102,7 +102,8 @@ struct CombineBackwardResult {
 struct PendingWork;  // internal
 
 /// A pending call, made by Dispatcher::begin_dispatch or begin_combine. Pass it to finish. If it is
-/// destroyed instead, the call ends as with finish, and its result is released.
+/// destroyed instead, the call ends as with finish, and its result is released; this counts as a
+/// use of the dispatcher.
 template <typename Result>
 class [[nodiscard]] Pending {
  public:
