@@ -100,6 +100,18 @@ def total(number):
     return number.item()
 
 
+@case(1, 2)
+def a_single_weight_is_normalised_without_options(rank, world):
+    layer = MoELayer(**{**SIZES, "top_k": 1}, scale=0.5, dtype=torch.float64)
+    x, _ = inputs_of(rank, world)
+    ids, weights = layer.route(x)
+    assert weights.equal(torch.full((x.shape[0], 1), 0.5, dtype=torch.float64))
+    out = layer(x)
+    mask = torch.arange(x.shape[0]) % 2 == 1
+    assert layer(x, forced_ids=ids).equal(out)
+    assert layer(x, padding_mask=mask).equal(torch.where(mask[:, None], 0.0, out))
+
+
 LOSSES = {
     "batch": dict(aux_loss_coeff=0.3),
     "sequence": dict(aux_loss_coeff=0.3, aux_loss_scope="sequence", score="sigmoid"),

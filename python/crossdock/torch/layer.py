@@ -15,7 +15,7 @@ from .layer_config import DispatchOptions, make_config, stand_in
 from .library_layer import moe_layer
 from .registration import HAS_OPERATORS, is_observed, is_transformed, transform_error
 from .report import LayerReport
-from .routing import Tokens, attach_losses, best_experts, choose, losses_of, sum_over_group, weights_of
+from .routing import Tokens, attach_losses, best_experts, checked_ids, choose, losses_of, sum_over_group, weights_of
 from .tensors import view_of, weights_dtype
 from .whole_layer import LayerState, delayed_gradients, whole_layer
 
@@ -185,8 +185,9 @@ class MoELayer(nn.Module):
         except Exception as error:
             self._error = error
         if self._error is not None:  # with what a program needs until the first forward
-            self.config = stand_in({} if experts is not None else given)
+            self.config = stand_in(given, experts is not None)
         config = self.config
+        self._has_own_experts = experts is not None
         self.top_k, self.width, self.score = config.top_k, config.width, config.score
         self.normalise, self.scale = config.normalise, config.scale
         sizes = dict(num_experts=config.num_experts, top_k=config.top_k, width=config.width)
@@ -335,7 +336,7 @@ class MoELayer(nn.Module):
         """Whether the library's layer without options computes the same as this module."""
         if not tokens.is_cuda or is_autocast(tokens) or not self.config.is_plain:
             return False
-        if self._is_changed() or (self.normalise and self.top_k == 1):
+        if self._is_changed() or (self.normalise and self.top_k == 1) or not self.experts.is_plain:
             return False
         if self.router.bias is not None or self.router.out_features > MOST_EXPERTS or self.top_k > MOST_ROUTES:
             return False
@@ -351,7 +352,7 @@ class MoELayer(nn.Module):
         expert_ids = choose(self.config, logits.detach(), self.expert_bias)
         return expert_ids, weights_of(self.config, logits, expert_ids)
 
-    def _check_kind(self, x: torch.Tensor, is_whole: bool) -> None:
+    def _check_kind(self, x: torch.Tensor, has_routes: bool) -> None:
         """Refuses tokens that the router cannot multiply, on every rank: the others would wait in dispatch."""
         weight = getattr(self.router, "weight", None)
         if not isinstance(weight, torch.Tensor) or (x.dtype == weight.dtype and x.device == weight.device):
@@ -366,17 +367,22 @@ class MoELayer(nn.Module):
             return
         wanted, given = (f"{tensor.dtype} on {tensor.device}" for tensor in (weight, x))
         error = f"x must have the dtype and device of the layer, {wanted}, got {given}; convert x or the layer, or use autocast"
-        self._refuse(TypeError(error), is_whole)
+        self._refuse(TypeError(error), has_routes)
 
-    def _refuse(self, error: Exception, is_whole: bool) -> NoReturn:
-        """Raises the error on all ranks, in the call that they make. is_whole: see _is_whole."""
-        if is_whole:
-            self._state.refuse(error)
+    def _refuse(self, error: Exception, has_routes: bool) -> NoReturn:
+        """Raises the error on all ranks, in the first call that they make. has_routes: see _is_whole."""
+        if self._has_options(has_routes):
+            self._state.refuse(error, is_whole=self._is_whole(has_routes))
         self.dispatcher._open().refuse(error)
 
     def _is_whole(self, has_routes: bool) -> bool:
         """Whether the library's layer with options makes a forward. has_routes: with masks or forced ids."""
-        return not self._is_changed() and (has_routes or not self.config.is_plain)
+        is_known = not (self.config.top_k == 1 and self.config.is_normalised)  # the library does not normalise single weights
+        is_known = is_known and not self._has_own_experts and not self._is_changed()
+        return is_known and self._has_options(has_routes)
+
+    def _has_options(self, has_routes: bool) -> bool:
+        return has_routes or not self.config.is_plain
 
     def forward(
         self,
@@ -401,15 +407,14 @@ class MoELayer(nn.Module):
             total_sequences: that of the counting group; needed on a GPU if its ranks have sequences of their own.
         """
         has_routes = padding_mask is not None or forced_ids is not None
-        is_whole = self._is_whole(has_routes)
         if self._error is not None:
-            self._refuse(self._error, is_whole)
+            self._refuse(self._error, has_routes)
         if not isinstance(x, torch.Tensor) or x.shape[-1:] != (self.width,):
             found = list(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
-            self._refuse(TypeError(f"x must be a tensor [..., {self.width}], got {found}"), is_whole)
+            self._refuse(TypeError(f"x must be a tensor [..., {self.width}], got {found}"), has_routes)
         if is_transformed((x,)):  # routing cannot be
-            self._refuse(transform_error(), is_whole)
-        self._check_kind(x, is_whole)
+            self._refuse(transform_error(), has_routes)
+        self._check_kind(x, has_routes)
         tokens = x.reshape(-1, x.shape[-1])
         if not has_routes and self._is_one_operator(tokens):
             parameters = (self.router.weight, self.experts.w1, self.experts.w2)
@@ -419,8 +424,8 @@ class MoELayer(nn.Module):
         try:
             known = self._tokens(x, given, num_sequences, total_sequences)
         except (TypeError, ValueError) as error:
-            self._refuse(error, is_whole)
-        forward = self._forward_whole if is_whole else self._forward_in_steps
+            self._refuse(error, has_routes)
+        forward = self._forward_whole if self._is_whole(has_routes) else self._forward_in_steps
         return forward(tokens, known).to(x.dtype).reshape(x.shape)
 
     def _tokens(self, x: torch.Tensor, given: Sequence[Optional[torch.Tensor]], number: Optional[int], total: int) -> Tokens:
@@ -466,7 +471,7 @@ class MoELayer(nn.Module):
     def _forward_in_steps(self, tokens: torch.Tensor, known: Tokens) -> torch.Tensor:
         """tokens [T, D] -> out [T, D], with the modules as they are."""
         config = self.config
-        has_options = not config.is_plain or known.mask is not None or known.forced_ids is not None
+        has_options = self._has_options(known.mask is not None or known.forced_ids is not None)
         load = losses = tokens
         if has_options:
             expert_ids, weights, load, losses = self._route_with_options(tokens, known)
@@ -497,7 +502,7 @@ class MoELayer(nn.Module):
             if not self._is_own_route() and (config.has_losses or known.forced_ids is not None):
                 raise ValueError("losses and forced_ids need the layer's own route, which is overridden")
         except ValueError as error:
-            self._refuse(error, False)
+            state.refuse(error, is_whole=False)
         logits = None
         if self._is_own_route():
             jittered = tokens
@@ -510,11 +515,16 @@ class MoELayer(nn.Module):
                 expert_ids = choose(config, logits.detach(), self.expert_bias)
             if known.mask is not None:
                 expert_ids = torch.where(known.mask[:, None], -1, expert_ids)
+            if known.forced_ids is not None:
+                expert_ids = checked_ids(expert_ids, state.key, "forced_ids", -1, config.num_experts)
             weights = weights_of(config, logits, expert_ids)
         else:
             expert_ids, weights = self.route(tokens)
             if known.mask is not None:
                 expert_ids = torch.where(known.mask[:, None], -1, expert_ids)
+        if known.sequence_ids is not None:
+            checked = checked_ids(known.sequence_ids, state.key, "sequence_ids", 0, known.num_sequences)
+            known = known._replace(sequence_ids=checked)
         ids = torch.where(expert_ids >= 0, expert_ids, config.num_experts).reshape(-1).long()
         load = torch.zeros(config.num_experts + 1, dtype=torch.int64, device=ids.device)
         load = sum_over_group(load.index_add(0, ids, torch.ones_like(ids))[:-1], state.key, "layer")

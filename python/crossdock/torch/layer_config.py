@@ -1,7 +1,7 @@
 """The configuration of a MoELayer, checked when it is made."""
 import difflib
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from crossdock._dispatcher import COPIES, DROP_POLICIES, NONFINITE, PARTIAL_SUMS, dispatch_config
@@ -116,7 +116,7 @@ class LayerConfig(DispatchOptions, ExpertOptions, RouterOptions):
 
     @property
     def is_normalised(self) -> bool:
-        return self.normalise and self.top_k > 1 and self.score != "softmax_after_top_k"
+        return self.normalise and self.score != "softmax_after_top_k"
 
     @property
     def is_plain(self) -> bool:
@@ -197,8 +197,7 @@ class LayerConfig(DispatchOptions, ExpertOptions, RouterOptions):
 
     def _check_own_experts(self) -> None:
         default = ExpertOptions()
-        given = [name for name, value in self.part(ExpertOptions).items() if value != getattr(default, name)]
-        given = [name for name in given if name != "weights_in"]
+        given = [name for name in _EXPERTS if getattr(self, name) != getattr(default, name)]
         if given:
             raise ValueError(f"{given[0]} is an option of the library's experts; pass inner instead of your own experts")
         self.check_steps("experts of your own")
@@ -210,9 +209,11 @@ class LayerConfig(DispatchOptions, ExpertOptions, RouterOptions):
                 raise ValueError(f"{name} needs the library's whole layer, which {reason} rules out")
 
 
-def stand_in(options: Dict[str, Any]) -> LayerConfig:
+def stand_in(options: Dict[str, Any], has_own_experts: bool = False) -> LayerConfig:
     """A valid configuration in place of options with an error, for a layer whose first forward makes the call that the
     layers of the other ranks make."""
+    if has_own_experts:  # theirs have none of these
+        options = {name: value for name, value in options.items() if name not in _EXPERTS}
     groups = {name: options.get(name) for name in ("counting_group", "sequence_group", "replicated_over")}
     given: Dict[str, Any] = {name: group for name, group in groups.items() if hasattr(group, "all_reduce")}
     for name, value in options.items():
@@ -223,10 +224,12 @@ def stand_in(options: Dict[str, Any]) -> LayerConfig:
             given["report"] = given.get("report", False) or value not in ("softmax", "sigmoid")
         elif name not in _PLAIN and name not in _DISPATCH and value != getattr(LayerConfig, name):
             given["report"] = True
-    return LayerConfig(num_experts=1, top_k=1, width=1, inner=1, normalise=False, **given)
+    config = LayerConfig(num_experts=1, top_k=1, width=1, inner=1, normalise=False, **given)
+    return replace(config, normalise=config.is_plain and options.get("top_k") == 1 and bool(options.get("normalise")))
 
 
 _PLAIN = ("num_experts", "top_k", "width", "inner", "score", "normalise", "scale", "gradients")
+_EXPERTS = tuple(field.name for field in fields(ExpertOptions) if field.name != "weights_in")
 _DISPATCH = tuple(field.name for field in fields(DispatchOptions))
 OPTIONS = tuple(field.name for field in fields(LayerConfig))
 

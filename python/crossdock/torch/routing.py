@@ -23,14 +23,6 @@ class Tokens(NamedTuple):
     total_sequences: Any = 0
 
 
-class Routed(NamedTuple):
-    """The router's choice for T tokens."""
-
-    expert_ids: torch.Tensor  #: [T, K]; -1: none
-    weights: torch.Tensor  #: [T, K]
-    losses: Optional[torch.Tensor]  #: [5] as LayerReport.losses, with gradients
-
-
 def best_experts(scores: torch.Tensor, top_k: int) -> torch.Tensor:
     """scores [T, E] -> expert ids [T, K], best first. As in the library's router, NaN is worse than any number, and equal
     scores go to the lower id.
@@ -94,6 +86,30 @@ def weights_of(config: LayerConfig, logits: torch.Tensor, expert_ids: torch.Tens
     if config.is_normalised:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
     return weights * config.scale
+
+
+# ---- Arguments ----
+
+
+def _checked_ids(ids: torch.Tensor, layer: int, name: str, least: int, end: int) -> torch.Tensor:
+    """ids [T] or [T, K] of the CPU in [least, end), or an error on all ranks. Call it before the load is summed."""
+    wrong = ids.new_zeros(0, 1) if ids.is_cuda else ((ids < least) | (ids >= end)).nonzero()
+    if wrong.shape[0] > 0:
+        place = wrong[0].tolist()
+        known = f"[{least}, {end})" if least == 0 else f"[0, {end}) or {least}"
+        error = ValueError(f"{name}[{', '.join(map(str, place))}] must be in {known}, got {ids[tuple(place)].item()}")
+        state_of(layer).refuse(error, is_whole=False)
+    return ids.clone()
+
+
+checked_ids = define(
+    "checked_ids",
+    "(Tensor ids, int layer, str name, int least, SymInt end) -> Tensor",
+    _checked_ids,
+    lambda ids, *_: ids.new_empty(ids.shape),
+    save_nothing,
+    refuse_gradient,
+)
 
 
 # ---- Losses ----

@@ -71,13 +71,16 @@ class LayerState:
             self._layers[key] = crossdock.Layer(self.group, dtype=dtype, **options)
         return self._layers[key]
 
-    def refuse(self, error: Exception) -> NoReturn:
-        """Raises the error on all ranks, which make a forward."""
+    def refuse(self, error: Exception, is_whole: bool = True) -> NoReturn:
+        """Raises the error on all ranks, which make a forward of the library's layer, or else sum the load."""
         with Marshal() as marshal:
             raise error
         with self.lock:
-            layer = self.layer_of(torch.float32, False)
-            marshal.call(self.group.rank, lib.layer_forward, layer._handle, None, None, None)
+            if is_whole:
+                layer = self.layer_of(torch.float32, False)
+                marshal.call(self.group.rank, lib.layer_forward, layer._handle, None, None, None)
+            else:
+                marshal.call(self.group.rank, lib.group_all_reduce, self.group._handle, None, 0)
         raise error
 
     def loss_factor(self) -> float:
