@@ -177,6 +177,21 @@ def all_experts_equal_the_steps(rank, world):
         assert kept + dropped == total(x.shape[0]) * K == report.rows_per_rank.sum()
 
 
+@case(1, 2)
+def given_experts_keep_their_options(rank, world):
+    for options in (dict(activation="geglu", bias=True), dict(interleaved=True), dict(weights_in="experts")):
+        for more in ({}, dict(aux_loss_coeff=0.1, report=True)):
+            wanted, _ = twins(**options, **more, dtype=torch.float64)
+            more = dict(more, weights_in=options.get("weights_in", "combine"), inner=None)
+            given = MoELayer(**{**SIZES, **more}, experts=wanted.experts, dtype=torch.float64).validate()
+            given.router = wanted.router
+            x, grad_out = inputs_of(rank, world)
+            for mask in (None, torch.arange(x.shape[0]) % 2 == 1):
+                steps = (step(layer, x, grad_out, padding_mask=mask) for layer in (given, wanted))
+                for a, b in zip(*([t.clone() for t in found] for found in steps)):
+                    close(a, b, 1e-12)
+
+
 ACTIVATIONS = {
     "swiglu": lambda gate, linear: functional.silu(gate) * linear,
     "clamped_swiglu": lambda gate, linear: clamped(gate.clamp(max=0.5), linear.clamp(-0.5, 0.5)),
