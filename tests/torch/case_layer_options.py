@@ -4,6 +4,7 @@ import torch.distributed as dist
 import torch.nn.functional as functional
 from cases import case, random_of, tokens_of
 
+import crossdock
 from crossdock.torch import GroupedExperts, MoELayer, set_loss_scale
 
 E, K, D, F = 8, 4, 8, 12
@@ -153,6 +154,8 @@ def every_loss_reaches_the_gradients(rank, world):
 EXPERTS = {
     "geglu": dict(activation="geglu", interleaved=True),
     "clamped": dict(activation="clamped_swiglu", limit=0.5, bias=True),
+    "limited": dict(activation="limited_swiglu", interleaved=True, limit=0.5, shared_inner=3),
+    "geglu tanh": dict(activation="geglu_tanh"),
     "gelu": dict(activation="gelu", bias=True, recompute=True),
     "tanh": dict(activation="gelu_tanh", weights_in="experts", bias=True),
     "squared": dict(activation="squared_relu", shared_inner=5),
@@ -196,6 +199,8 @@ ACTIVATIONS = {
     "swiglu": lambda gate, linear: functional.silu(gate) * linear,
     "clamped_swiglu": lambda gate, linear: clamped(gate.clamp(max=0.5), linear.clamp(-0.5, 0.5)),
     "geglu": lambda gate, linear: functional.gelu(gate) * linear,
+    "geglu_tanh": lambda gate, linear: functional.gelu(gate, approximate="tanh") * linear,
+    "limited_swiglu": lambda gate, linear: functional.silu(gate.clamp(max=0.5)) * linear.clamp(-0.5, 0.5),
     "gelu": functional.gelu,
     "gelu_tanh": lambda h: functional.gelu(h, approximate="tanh"),
     "squared_relu": lambda h: functional.relu(h).square(),
@@ -210,8 +215,9 @@ def clamped(gate, linear):
 def grouped_experts_with_options_equal_products(rank, world):
     """One expert has no rows; the last rows belong to no expert."""
     counts, rows_of = torch.tensor([4, 0, 3]), [4, 0, 3, 2]
-    for activation, function in ACTIVATIONS.items():
-        is_gated = activation in ("swiglu", "clamped_swiglu", "geglu")
+    for activation in crossdock._experts.ACTIVATIONS:
+        function = ACTIVATIONS[activation]
+        is_gated = activation.endswith("swiglu") or activation.startswith("geglu")
         for interleaved in (False, True)[: 1 + is_gated]:
             for weights_in, recompute, bias in (("combine", True, True), ("experts", False, True), ("experts", True, False)):
                 torch.manual_seed(2)

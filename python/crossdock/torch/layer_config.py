@@ -5,10 +5,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from crossdock._dispatcher import COPIES, DROP_POLICIES, NONFINITE, PARTIAL_SUMS, dispatch_config
-from crossdock._experts import ACTIVATIONS, WEIGHTS_IN
+from crossdock._experts import ACTIVATIONS, GATED, WEIGHTS_IN
 from crossdock._layer import AUX_LOSS_SCOPES, GROUP_SCORES, SCORES
 
-GATED = ("swiglu", "clamped_swiglu", "geglu")  # activations of two halves: w1 has 2F rows
 _CHOICES: Dict[str, Any] = {
     "score": SCORES,
     "group_score": GROUP_SCORES,
