@@ -422,6 +422,40 @@ def expert_tensor_parallelism_and_replicated_tokens(rank, world):
         close(layer.experts.w2.grad, own, 1e-5)
 
 
+@case(4)
+def pairs_that_share_sequences_have_the_loss_of_one_rank(rank, world):
+    """Each pair has three sequences, of which a rank has a part, in whole layers and in steps."""
+    (alone,) = crossdock.Group.from_threads(1)
+    options = dict(SIZES, aux_loss_coeffs={"batch": 0.2, "sequence": 0.3}, z_loss_coeff=0.1, dtype=torch.float64)
+    pair = group([dist.new_group([i, i + 1]) for i in range(0, world, 2)][rank // 2])
+    xs = [torch.randn((4 + i, D), generator=random_of(i)).double() for i in range(world)]
+    ids = [torch.arange(4 + i) % 3 for i in range(world)]
+    whole, *layers = (
+        MoELayer(ranks, **options, sequence_group=shared)
+        for ranks, shared in ((alone, None), (None, pair), (None, pair))
+    )
+    for layer in layers:
+        layer.router.load_state_dict(whole.router.state_dict())
+        dist.broadcast(layer.router.weight.data, 0)
+    whole.router.load_state_dict(layers[0].router.state_dict())
+    layers[1].router.register_forward_hook(forward_hook)
+    everything = torch.cat([id + 3 * (i // 2) for i, id in enumerate(ids)])
+    (0 * whole(torch.cat(xs), sequence_ids=everything, num_sequences=6)).sum().backward()
+    for layer in layers:
+        for total_sequences in (0, 6, 12):
+            layer.zero_grad()
+            keywords = dict(sequence_ids=ids[rank], num_sequences=3, total_sequences=total_sequences)
+            (0 * layer(xs[rank], **keywords)).sum().backward()
+            losses = layer.report.losses.clone()
+            dist.all_reduce(losses)
+            factor = torch.tensor([1, 0.5 if total_sequences == 12 else 1, 1])
+            close(losses[2:], whole.report.losses[2:] * factor, 1e-12)
+            if total_sequences < 12:
+                grad = layer.router.weight.grad
+                dist.all_reduce(grad)
+                close(grad / world, whole.router.weight.grad, 1e-12)
+
+
 @case(1, 2)
 def weight_gradients_can_wait(rank, world):
     grads = []

@@ -135,7 +135,8 @@ class MoELayer(nn.Module):
         jitter: logits are computed from x times random factors in [1 - jitter, 1 + jitter).
         gradients: "averaged" over the ranks of the counting group, as DDP and FSDP2 do it, or "summed".
         counting_group: ranks over which routes are counted; default: `group`.
-        sequence_group: ranks that share sequences, if not those of counting_group.
+        sequence_group: ranks that share sequences, if not those of counting_group. The loss is the mean of its groups' losses,
+            or with total_sequences, of all sequences.
     Experts:
         activation, interleaved, limit, bias, weights_in, recompute: as for `GroupedExperts`.
         shared_inner: F of the shared experts, one dense MLP for all tokens with the same options; 0: none.

@@ -123,14 +123,17 @@ class LayerConfig(DispatchOptions, ExpertOptions, RouterOptions):
         rest = (field for field in fields(self) if field.name not in _PLAIN and field.name not in _DISPATCH)
         return self.score in ("softmax", "sigmoid") and all(getattr(self, f.name) == f.default for f in rest)
 
-    def for_library(self, is_training: bool) -> Dict[str, Any]:
-        """Arguments of crossdock.Layer, without group and dtype. Losses and jitter are for training."""
+    def for_library(self, is_training: bool, sequence_share: float) -> Dict[str, Any]:
+        """Arguments of crossdock.Layer, without group and dtype. Losses and jitter are for training.
+
+        sequence_share: factor on the loss of sequences."""
         router: Dict[str, Any] = {name: getattr(self, name) for name in ("score", "num_groups", "group_top_k")}
         router.update(group_score=self.group_score, normalise=self.normalise, scaling=self.scale)
         router.update(force_balance=self.force_balance)
         if is_training:
-            router.update(aux_loss_coeff=self.aux_loss_coeff, aux_loss_scope=self.aux_loss_scope)
-            router.update(aux_loss_coeffs=self.aux_loss_coeffs, z_loss_coeff=self.z_loss_coeff, jitter=self.jitter)
+            terms = {scope: self.aux_coeff(scope) for scope in AUX_LOSS_SCOPES}
+            terms["sequence"] *= sequence_share
+            router.update(aux_loss_coeffs=terms, z_loss_coeff=self.z_loss_coeff, jitter=self.jitter)
         experts = self.part(ExpertOptions)
         del experts["bias"]
         names = ("num_experts", "top_k", "width", "inner", "shared_inner", "overlap_chunks", "etp")

@@ -189,14 +189,17 @@ def _balance(
         counts = sum_over_group(counts.flatten(), state.key, which).view(counts.shape)
     elif config.counting_group is not None or config.sequence_group is not None:
         counts = sum_over_group(counts.flatten(), state.key, "sequences").view(counts.shape)
-    else:
+    elif not tokens.total_sequences:
         total = sum_over_group((counts[:, -1] > 0).sum()[None], state.key, "layer")[0]
+    if scope == "sequence" and tokens.total_sequences:
+        total = counts.new_full((), tokens.total_sequences)
     if total is None:
         total = (counts[:, -1] > 0).sum()
     sums = shares.new_zeros((size, num_experts)).index_add(0, ids, torch.where(valid[:, None], shares, 0.0))
     number = counts[:, -1].clamp(min=1).to(shares.dtype)
     each = (sums * counts[:, :-1]).sum(dim=1) * num_experts / (config.top_k * number * number)
-    return each.sum() / total.clamp(min=1), counts.flatten()
+    factor = state.sequence_share(tokens.total_sequences) if scope == "sequence" else 1.0
+    return factor * each.sum() / total.clamp(min=1), counts.flatten()
 
 
 def _attach(

@@ -64,10 +64,16 @@ class LayerState:
         self.core.__reduce_ex__(protocol)
         raise TypeError("the state of a MoELayer belongs to its process; save the state_dict")
 
-    def layer_of(self, dtype: torch.dtype, is_training: bool) -> crossdock.Layer:
-        key = (dtype, is_training)
+    def sequence_share(self, total_sequences: int) -> float:
+        """The factor on the loss of sequences: each sequence group divides by the number of its own, unless it is told how
+        many the counting group has; the mean of the groups' losses is wanted."""
+        shared, counting = self.config.sequence_group, self.config.counting_group or self.group
+        return 1.0 if shared is None or total_sequences else shared.size / counting.size
+
+    def layer_of(self, dtype: torch.dtype, is_training: bool, total_sequences: int = 0) -> crossdock.Layer:
+        key = (dtype, is_training, self.sequence_share(total_sequences))
         if key not in self._layers:
-            options = self.config.for_library(is_training)
+            options = self.config.for_library(*key[1:])
             self._layers[key] = crossdock.Layer(self.group, dtype=dtype, **options)
         return self._layers[key]
 
@@ -145,7 +151,7 @@ class _Call:
         self.weights = crossdock.LayerWeights(gate, crossdock.ExpertWeights(w1, w2, b1, b2), shared, gate_bias, views[1 + _P])
         self.parameters = parameters
         self.num_sequences, self.total_sequences, self.is_training = numbers
-        self.layer = state.layer_of(x.dtype, self.is_training)
+        self.layer = state.layer_of(x.dtype, self.is_training, self.total_sequences)
         if x.is_cuda:
             self.layer.set_stream(stream_of(x))
 
