@@ -5,7 +5,7 @@ import torch.nn.functional as functional
 from cases import case, random_of, tokens_of
 
 import crossdock
-from crossdock.torch import GroupedExperts, MoELayer, set_loss_scale
+from crossdock.torch import GroupedExperts, MoELayer, clip_grad_norm_, set_loss_scale
 
 E, K, D, F = 8, 4, 8, 12
 SIZES = dict(num_experts=E, top_k=K, width=D, inner=F)
@@ -178,6 +178,45 @@ def all_experts_equal_the_steps(rank, world):
         for value in (kept, dropped):
             dist.all_reduce(value)
         assert kept + dropped == total(x.shape[0]) * K == report.rows_per_rank.sum()
+
+
+@case(1, 2)
+def experts_may_have_another_dtype_than_the_tokens(rank, world):
+    layers = twins(aux_loss_coeff=0.1, shared_inner=3)
+    for layer in layers:
+        layer.router.bfloat16()
+    x, grad_out = inputs_of(rank, world, torch.bfloat16)
+    got, wanted = (step(layer, x, grad_out) for layer in layers)
+    for (name, parameter), grad, other in zip(layers[0].named_parameters(), got[2:], wanted[2:]):
+        assert grad.dtype == parameter.dtype == (torch.bfloat16 if name == "router.weight" else torch.float32)
+        close(grad.float(), other.float(), 0.05)
+
+
+@case(2)
+def a_report_has_every_rank_and_only_its_own_forward(rank, world):
+    for layer in twins(placement=[0] * E, report=True):
+        layer(torch.ones(3, D))
+        assert layer.report.rows_per_rank.tolist() == [world * 3 * K, 0]
+    layer = MoELayer(**SIZES)
+    layer(torch.ones(3, D), padding_mask=torch.zeros(3, dtype=torch.bool))
+    assert layer.report.load.sum() == world * 3 * K
+    layer(torch.ones(3, D))
+    assert layer.report is None
+
+
+@case(1, 2)
+def the_default_device_changes_nothing(rank, world):
+    layer = twins(jitter=0.1, capacity_factor=0.75, shared_inner=3)[0]
+    x, grad_out = inputs_of(rank, world, torch.float32)
+    try:
+        torch.set_default_device("meta")
+        found = step(layer, x, grad_out)
+        clip_grad_norm_(layer, 1.0)
+    finally:
+        torch.set_default_device(None)
+    report = layer.report
+    tensors = [*found, report.losses, report.dropped, report.expert_ids, report.rows_per_rank]
+    assert all(tensor.device.type == "cpu" for tensor in tensors)
 
 
 @case(1, 2)

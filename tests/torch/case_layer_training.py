@@ -474,16 +474,57 @@ def weight_gradients_can_wait(rank, world):
         close(grads[1][name], grad)
 
 
-@case(1)
+@case(1, 2)
 def a_second_backward_counts_once(rank, world):
-    layer = MoELayer(**OPTIONS)
-    x = torch.randn((2, LENGTH, D)).requires_grad_()
-    out = layer(x)
-    first = torch.autograd.grad(out.sum(), [x, *layer.parameters()], retain_graph=True)
-    load = layer._state.load.clone()
-    for a, b in zip(first, torch.autograd.grad(out.sum(), [x, *layer.parameters()])):
-        assert torch.equal(a, b)
-    assert torch.equal(layer._state.load, load)
-    with torch.no_grad():
-        layer(x)
-    assert torch.equal(layer._state.load, load)
+    for in_steps in (False, True):
+        layer = MoELayer(**{**OPTIONS, "aux_loss_coeffs": {"global_batch": 0.5}})
+        if in_steps:
+            layer.router.register_forward_hook(forward_hook)
+        x = torch.randn((2, LENGTH, D)).requires_grad_()
+        layer(x + 1).sum().backward()
+        out = layer(x)
+        first = torch.autograd.grad(out.sum(), [x, *layer.parameters()], retain_graph=True)
+        load = layer._state.load.clone()
+        for a, b in zip(first, torch.autograd.grad(out.sum(), [x, *layer.parameters()])):
+            assert torch.equal(a, b)
+        assert torch.equal(layer._state.load, load)
+        with torch.no_grad():
+            layer(x)
+        assert torch.equal(layer._state.load, load)
+
+
+@case(1, 2)
+def forwards_in_flight_count_in_the_loss_of_steps(rank, world):
+    """The third micro-batch's loss knows the first two, also if their backward calls came after both forwards."""
+    losses = []
+    for in_flight in (False, True):
+        torch.manual_seed(3)
+        layer = MoELayer(**SIZES, aux_loss_coeff=0.5, aux_loss_scope="global_batch", dtype=torch.float64)
+        layer.router.register_forward_hook(forward_hook)
+        x = torch.randn((3, 6, D), generator=random_of(rank)).double()
+        if in_flight:
+            (layer(x[0]).sum() + layer(x[1]).sum()).backward()
+        else:
+            for given in x[:2]:
+                layer(given).sum().backward()
+        layer(x[2])
+        losses.append(layer.report.losses)
+    assert torch.equal(*losses) and losses[0][4] > 0
+
+
+@case(1, 2)
+def compiled_steps_count_loads(rank, world):
+    """Also without losses, in micro-batches, and not in evaluation."""
+    for options in ({}, dict(aux_loss_coeff=0.1)):
+        torch._dynamo.reset()
+        layer = MoELayer(**SIZES, expert_bias=True, **options)
+        layer.experts.register_forward_hook(forward_hook)
+        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+        for number in (1, 2):
+            compiled(torch.randn((6, D), generator=random_of(rank, number))).sum().backward()
+            assert layer._state.load.sum() == number * total(6) * SIZES["top_k"]
+        with torch.no_grad():
+            compiled(torch.randn((6, D)))
+        layer.eval()
+        compiled(torch.randn((6, D))).sum().backward()
+        assert layer._state.load.sum() == 2 * total(6) * SIZES["top_k"]

@@ -135,7 +135,7 @@ def _over(ranks: crossdock.Group, part: torch.Tensor, norm_type: float) -> torch
     if process_group is not None:
         dist.all_reduce(part, _operation(norm_type), group=process_group)
         return part
-    parts = torch.zeros(ranks.size, dtype=part.dtype)
+    parts = torch.zeros(ranks.size, dtype=part.dtype, device="cpu")
     parts[ranks.rank] = part.cpu()
     with lock_of(ranks):
         ranks.all_reduce(parts)

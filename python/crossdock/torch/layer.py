@@ -315,7 +315,10 @@ class MoELayer(nn.Module):
         for parameter, grad in zip(self._parameters_of_experts(), grads):
             if parameter is not None and grad is not None:
                 grad = grad.to(parameter.dtype)
-                parameter.grad = grad if parameter.grad is None else parameter.grad + grad
+                if parameter.grad is None:
+                    parameter.grad = grad
+                else:
+                    parameter.grad.add_(grad)
 
     def _parameters_of_experts(self) -> Tuple[Optional[nn.Parameter], ...]:
         """[8] as the operator takes them."""
@@ -417,6 +420,8 @@ class MoELayer(nn.Module):
             self._refuse(transform_error(), has_routes)
         self._check_kind(x, has_routes)
         tokens = x.reshape(-1, x.shape[-1])
+        if not self._is_whole(has_routes):
+            self._state.report = None  # until a forward in steps fills it
         if not has_routes and self._is_one_operator(tokens):
             parameters = (self.router.weight, self.experts.w1, self.experts.w2)
             options = (self.dispatcher._key, self.score, self.normalise, self.scale)
@@ -461,8 +466,8 @@ class MoELayer(nn.Module):
         if is_autocast(tokens) and tokens.dtype != torch.float64:
             dtype = autocast_dtype(tokens)
             tokens = tokens.to(dtype)
-            experts = tuple(None if given is None else given.to(dtype) for given in experts)
-        seed = torch.randint(2**62, (1,)) if self.config.jitter and self.training else None
+        experts = tuple(None if given is None else given.to(tokens.dtype) for given in experts)
+        seed = torch.randint(2**62, (1,), device="cpu") if self.config.jitter and self.training else None
         options = (known.num_sequences, known.total_sequences, self.training, torch.is_grad_enabled())
         given = (known.mask, known.sequence_ids, known.forced_ids, known.token_ids, seed)
         return whole_layer(
@@ -484,7 +489,7 @@ class MoELayer(nn.Module):
             counts = sent.tokens_per_expert
             dropped = torch.tensor(routes_of(sent.handle.plan).dropped(), dtype=torch.int64, device=tokens.device)
             given = (expert_ids.int(), weights, load, dropped, counts, losses)
-            self._state.report = LayerReport(*(value.detach() for value in given), self._state.ranks)
+            self._state.report = LayerReport(*(value.detach() for value in given), self._state.ranks, self._state.num_ranks)
         extra = (sent.row_weights,) if in_experts else ()
         y = self.experts(sent.rows, sent.tokens_per_expert, *extra)
         out = self.dispatcher.combine(y, sent.handle, weighted=not in_experts)
@@ -528,11 +533,14 @@ class MoELayer(nn.Module):
             known = known._replace(sequence_ids=checked)
         ids = torch.where(expert_ids >= 0, expert_ids, config.num_experts).reshape(-1).long()
         load = torch.zeros(config.num_experts + 1, dtype=torch.int64, device=ids.device)
-        load = sum_over_group(load.index_add(0, ids, torch.ones_like(ids))[:-1], state.key, "layer")
+        load = load.index_add(0, ids, torch.ones_like(ids))[:-1]
+        if self.training or not (HAS_OPERATORS and is_observed(tokens)):  # else nothing uses it
+            load = sum_over_group(load, state.key, "layer")
         step = load.new_zeros(0)
         losses = torch.zeros(5, dtype=torch.float64, device=ids.device)
         if not self.training:
             return expert_ids, weights, load, losses
         if logits is not None:
             losses, step = losses_of(state, logits, expert_ids, known)
-        return expert_ids, attach_losses(weights, losses[0] + losses[1], load, step, state.key), load, losses
+        weights, _ = attach_losses(weights, losses[0] + losses[1], load, step, state.key)
+        return expert_ids, weights, load, losses

@@ -46,10 +46,11 @@ class LayerState:
         self.lock = groups.lock_of(core.group)
         self.config = config
         self.ranks = _ranks_of(config, core.group)
+        self.num_ranks = core.group.size // config.etp
         self.report: Optional[LayerReport] = None
         self.load: Optional[torch.Tensor] = None  # [E] of the forwards since the last update that had a backward
         self.earlier: Optional[crossdock.LayerSaved] = None  # the step's last forward that had a backward
-        self.earlier_counts: Optional[torch.Tensor] = None  # [E + 1] the same of a layer that runs step by step
+        self.earlier_counts: Optional[torch.Tensor] = None  # [E + 1] of all such forwards of a layer that runs step by step
         self.delayed: Deque[Delayed] = collections.deque()
         self._layers: Dict[Tuple, crossdock.Layer] = {}
         self.key = key = next(_keys)
@@ -110,7 +111,7 @@ class LayerState:
         if self.config.expert_bias:
             self._add_load(load)
         if self.config.aux_coeff("global_batch"):
-            self.earlier_counts = counts
+            self.earlier_counts = counts if self.earlier_counts is None else self.earlier_counts.to(counts.device) + counts
 
     def start_step(self) -> None:
         """Forgets the forwards of the step before."""
@@ -155,8 +156,8 @@ class _Call:
         if x.is_cuda:
             self.layer.set_stream(stream_of(x))
 
-    def forward(self, keep: bool) -> Tuple[torch.Tensor, Any]:
-        """Out [T, D] and the values for backward."""
+    def forward(self, keep: bool, earlier: Optional[crossdock.LayerSaved]) -> Tuple[torch.Tensor, Any]:
+        """Out [T, D] and the values for backward. earlier: see LayerState."""
         x, state, config = self.tokens, self.state, self.state.config
         mask, sequence_ids, forced_ids, token_ids = self.views[2 + _P : 6 + _P]
         seed = self.given[6 + _P]
@@ -171,15 +172,14 @@ class _Call:
             num_sequences=self.num_sequences,
             total_sequences=self.total_sequences,
             jitter_seed=0 if seed is None else self._seed_of_rank(int(seed)),
-            earlier=state.earlier if self.is_training else None,
+            earlier=earlier if self.is_training else None,
             out=memory,
         )
         has_drops = config.capacity_factor is not None or config.capacity_tokens is not None
-        state.report = report_of(made, x, config.num_experts, config.etp, has_drops, state.ranks)
+        state.report = report_of(made, x, config.num_experts, config.etp, has_drops, state.ranks, state.num_ranks)
         if keep and is_captured(x):
             state.core.captured.append(made.saved)
         return out, made.saved
-
 
     def _seed_of_rank(self, seed: int) -> int:
         """Differs between ranks, whose generators may be in step, unless the tokens have ids or are on several ranks."""
@@ -193,8 +193,9 @@ def _layer(*inputs: Any) -> Tuple[torch.Tensor, torch.Tensor]:
     state = state_of(layer)
     with state.lock:
         call = _Call(state, tuple(tensors), (num_sequences, total_sequences, is_training))
-        out, saved = call.forward(keep)
-    return out, kept.tensor_of(saved) if keep else kept.like_kept()
+        earlier = state.earlier
+        out, saved = call.forward(keep, earlier)
+    return out, kept.tensor_of(saved, earlier) if keep else kept.like_kept()
 
 
 def _layer_backward(grad_out: torch.Tensor, saved: torch.Tensor, *inputs: Any) -> Tuple[torch.Tensor, ...]:
@@ -205,7 +206,7 @@ def _layer_backward(grad_out: torch.Tensor, saved: torch.Tensor, *inputs: Any) -
         call = _Call(state, tuple(tensors), (num_sequences, total_sequences, is_training))
         x, values = call.tokens, kept.take(saved)
         if values is None:  # the graph is used a second time, on all ranks
-            values = call.forward(True)[1]
+            values = call.forward(True, kept.origin_of(saved))[1]
         elif is_training:
             state.count(values, x)
         grads, memories = _gradient_memories(call, wanted)
@@ -257,6 +258,8 @@ def delayed_gradients(delayed: Delayed) -> List[Optional[torch.Tensor]]:
     outputs = crossdock.LayerGradients(
         experts=crossdock.ExpertWeights(*memories[:4]), shared=crossdock.ExpertWeights(*memories[4:])
     )
+    if delayed.x.is_cuda:
+        delayed.layer.set_stream(stream_of(delayed.x))
     nothing = crossdock.LayerWeights(None, crossdock.ExpertWeights(None, None))
     delayed.layer.backward_dw(view_of(delayed.x), nothing, view_of(delayed.grad_out), delayed.values, outputs)
     return grads
