@@ -16,6 +16,8 @@ WRONG_OPTIONS = (
     (dict(aux_loss_coeffs={"batches": 0.1}, report=True), "a scope of aux_loss_coeffs must be one of batch, sequence, global_batch"),
     (dict(aux_loss_coeffs=0.1, report=True), "aux_loss_coeffs: "),
     (dict(z_loss_coeff=-1.0, report=True), "z_loss_coeff must be a finite number of at least 0, got -1.0"),
+    (dict(jitter=1.0, report=True), "jitter must be in [0, 1), got 1.0"),
+    (dict(limit=0, report=True), "limit must be above 0, got 0"),
     (dict(scale=float("nan")), "scale must be a finite number, got nan"),
     (dict(top_k=E + 1), f"num_experts ({E}) must be at least top_k ({E + 1})"),
     (dict(num_groups=3, report=True), f"num_experts ({E}) must be a multiple of num_groups (3)"),

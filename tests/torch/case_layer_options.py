@@ -1,4 +1,5 @@
 """MoELayer with the library's options: the operator against the same steps in PyTorch, and its experts against products."""
+import numpy
 import torch
 import torch.distributed as dist
 import torch.nn.functional as functional
@@ -202,6 +203,19 @@ def a_report_has_every_rank_and_only_its_own_forward(rank, world):
     assert layer.report.load.sum() == world * 3 * K
     layer(torch.ones(3, D))
     assert layer.report is None
+
+
+@case(1, 2)
+def score_normalise_and_scale_can_be_changed(rank, world):
+    changes = dict(score="sigmoid", normalise=False, scale=numpy.float32(0.5))
+    for options in ({}, dict(aux_loss_coeff=numpy.float64(0.1))):
+        for layer in twins(**options, dtype=torch.float64):
+            layer(torch.ones((1, D), dtype=torch.float64))
+            for name, value in changes.items():
+                setattr(layer, name, value)
+            wanted = twins(**options, **changes, dtype=torch.float64)[0].validate()
+            x, _ = inputs_of(rank, world)
+            close(layer(x), wanted(x), 1e-12)
 
 
 @case(1, 2)

@@ -1,4 +1,5 @@
 """A mixture-of-experts layer: router, dispatch, experts, combine."""
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple, Union
 
 import torch
@@ -95,6 +96,15 @@ def autocast_dtype(tensor: torch.Tensor) -> torch.dtype:
     return torch.get_autocast_gpu_dtype() if kind == "cuda" else torch.get_autocast_cpu_dtype()
 
 
+def _router_option(name: str) -> Any:
+    """An attribute of MoELayer that can be set at any time, on all ranks alike."""
+
+    def change(layer: "MoELayer", value: Any) -> None:
+        layer.config = layer._state.config = replace(layer.config, **{name: value})
+
+    return property(lambda layer: getattr(layer.config, name), change)
+
+
 class MoELayer(nn.Module):
     """x [..., D] -> [..., D]: the tokens of all ranks of a group through the experts of all ranks.
 
@@ -154,6 +164,7 @@ class MoELayer(nn.Module):
     experts: nn.Module
     shared: Optional[GroupedExperts]
     expert_bias: Optional[torch.Tensor]
+    score, normalise, scale = map(_router_option, ("score", "normalise", "scale"))
 
     def __init__(
         self,
@@ -189,8 +200,7 @@ class MoELayer(nn.Module):
             self.config = stand_in(given, experts is not None)
         config = self.config
         self._has_own_experts = experts is not None
-        self.top_k, self.width, self.score = config.top_k, config.width, config.score
-        self.normalise, self.scale = config.normalise, config.scale
+        self.top_k, self.width = config.top_k, config.width
         sizes = dict(num_experts=config.num_experts, top_k=config.top_k, width=config.width)
         dispatch = config.part(DispatchOptions)
         if config.etp > 1:  # only the library's layer moves rows, and the placement names its groups of ranks

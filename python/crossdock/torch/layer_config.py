@@ -1,6 +1,7 @@
 """The configuration of a MoELayer, checked when it is made."""
 import difflib
 import math
+import numbers
 from dataclasses import dataclass, fields, replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
@@ -100,6 +101,12 @@ class LayerConfig(DispatchOptions, ExpertOptions, RouterOptions):
     replicated_over: Any = None
     allow_equal_tokens: bool = True
 
+    def __post_init__(self) -> None:
+        for name in _FINITE:
+            value = getattr(self, name)
+            if isinstance(value, numbers.Real) and not isinstance(value, (int, float)):  # of numpy
+                object.__setattr__(self, name, float(value))
+
     def part(self, kind: Any) -> Dict[str, Any]:
         """The options of one of the base classes."""
         return {field.name: getattr(self, field.name) for field in fields(kind)}
@@ -161,6 +168,10 @@ class LayerConfig(DispatchOptions, ExpertOptions, RouterOptions):
         _check_integer("shared_inner", self.shared_inner, 0)
         for name in _FINITE:
             _check_number(name, getattr(self, name), name in _NOT_NEGATIVE)
+        if not self.jitter < 1:
+            raise ValueError(f"jitter must be in [0, 1), got {self.jitter!r}")
+        if not self.limit > 0:
+            raise ValueError(f"limit must be above 0, got {self.limit!r}")
         for scope, value in dict(self.aux_loss_coeffs or {}).items():
             check_choice("a scope of aux_loss_coeffs", scope, AUX_LOSS_SCOPES)
             _check_number(f"aux_loss_coeffs[{scope!r}]", value, True)
@@ -274,5 +285,6 @@ def _check_integer(name: str, value: Any, least: int) -> None:
 
 
 def _check_number(name: str, value: Any, is_positive: bool) -> None:
-    if not isinstance(value, (int, float)) or not math.isfinite(value) or (is_positive and value < 0):
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or (is_positive and value < 0):
         raise ValueError(f"{name} must be a finite number{' of at least 0' if is_positive else ''}, got {value!r}")

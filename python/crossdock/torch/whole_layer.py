@@ -72,9 +72,10 @@ class LayerState:
         return 1.0 if shared is None or total_sequences else shared.size / counting.size
 
     def layer_of(self, dtype: torch.dtype, is_training: bool, total_sequences: int = 0) -> crossdock.Layer:
-        key = (dtype, is_training, self.sequence_share(total_sequences))
+        config, share = self.config, self.sequence_share(total_sequences)
+        key = (dtype, is_training, share, config.score, config.normalise, config.scale)
         if key not in self._layers:
-            options = self.config.for_library(*key[1:])
+            options = config.for_library(is_training, share)
             self._layers[key] = crossdock.Layer(self.group, dtype=dtype, **options)
         return self._layers[key]
 
