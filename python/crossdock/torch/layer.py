@@ -115,10 +115,11 @@ class MoELayer(nn.Module):
     The constructor never raises an error about its options: the other ranks would wait for this one. The first forward
     raises it on all ranks; `validate()` raises it here.
 
-    With any option below "Losses", tokens go through the library's own layer, as one operator, on CPUs and GPUs. So do
-    tokens in bf16 and fp16 on a GPU without options. If you changed the modules (`route` overridden, hooks or
+    With any option of the parts "Choice", "Losses" and "Experts", `score="softmax_after_top_k"` or "sqrt_softplus", a padding
+    mask or forced ids, tokens go through the library's own layer, as one operator, on CPUs and GPUs. So do tokens in bf16 and
+    fp16 on a GPU without options. If you changed the modules (`route` overridden, hooks or
     parametrizations on `router`, `experts` or `shared`, experts of your own), and in some other cases (docs/pytorch.md),
-    the same steps run one by one.
+    the same steps run one by one. Change modules, and pass masks and ids, on all ranks or none.
 
     Args:
         group: as for `Dispatcher`.
@@ -139,7 +140,8 @@ class MoELayer(nn.Module):
         force_balance: slot k of token t goes to expert (t * K + k) mod E, for benchmarks.
     Losses, in training only:
         aux_loss_coeff: coefficient of the auxiliary loss, which balances experts.
-        aux_loss_scope: whose routes it counts: "batch", "sequence" (each by itself), or "global_batch".
+        aux_loss_scope: whose routes it counts: "batch", "sequence" (each by itself), or "global_batch", those of the step so far;
+            call `update_expert_bias` or `start_step` once per step.
         aux_loss_coeffs: several at once, for example {"batch": 1e-2, "sequence": 1e-4}.
         z_loss_coeff: coefficient of the mean of logsumexp(logits)^2.
         jitter: logits are computed from x times random factors in [1 - jitter, 1 + jitter).
@@ -155,8 +157,8 @@ class MoELayer(nn.Module):
         delay_dw: backward leaves the gradients of experts and shared experts to `backward_dw()`.
         etp: expert tensor parallelism: so many consecutive ranks of the group share each expert.
         replicated_over: ranks that hold the same tokens.
-        allow_equal_tokens: accept tokens that are bit-identical on several ranks.
-        report: fill `report`; every option of this part and the one above does.
+        allow_equal_tokens: accept tokens that are bit-identical on several ranks; here, unlike in `crossdock.Layer`, the default.
+        report: fill `report`; every option of this part and the two above does.
     Rows: all options of `Dispatcher`, for example `alignment`, `max_rows` or `capacity_factor`.
     """
 
