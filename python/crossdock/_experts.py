@@ -22,6 +22,7 @@ ACTIVATIONS = {
     "geglu_tanh": 6,
     "limited_swiglu": 7,
 }
+GATED = ("swiglu", "clamped_swiglu", "geglu", "geglu_tanh", "limited_swiglu")  # of two halves: w1 has 2F rows
 WEIGHTS_IN = {"combine": 0, "experts": 1}
 
 

@@ -4,6 +4,8 @@ import os
 import sys
 from typing import Any, Callable, Dict, List, Optional
 
+from ._interrupt import end_wait
+
 OnLog = Optional[Callable[[str], Any]]
 
 _LEVELS = {"info": 1, "debug": 2}
@@ -22,6 +24,8 @@ def _callback(number: Any, level: int, line: bytes) -> None:
         _listeners[number or 0](line.decode(errors="replace"))
     except Exception:
         pass  # a listener must not change what the ranks do
+    except BaseException as exception:
+        end_wait(exception)
 
 
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_callback))  # a thread may use it until the process ends

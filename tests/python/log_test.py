@@ -43,6 +43,15 @@ def test_a_callback_that_raises_changes_nothing():
         group.close()
 
 
+def test_an_interrupted_callback_ends_the_call():
+    def interrupted(line):
+        raise KeyboardInterrupt("in a callback")
+
+    with pytest.raises(KeyboardInterrupt, match="in a callback"):
+        crossdock.Group.from_threads(1, on_log=interrupted)
+    crossdock.Group.from_threads(1)[0].close()
+
+
 def printed(monkeypatch, level):
     monkeypatch.setenv("CROSSDOCK_LOG", level)
     return subprocess.run([sys.executable, "-c", MAKE_GROUPS], capture_output=True, text=True, timeout=120, check=True)

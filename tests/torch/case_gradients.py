@@ -204,3 +204,9 @@ def gradients_of_experts_become_means_over_ranks(rank, world):
         for parameter, other in ((experts.w1, whole.experts.w1), (experts.w2, whole.experts.w2)):
             got = parameter.grad.full_tensor() if sharded else parameter.grad
             torch.testing.assert_close(got, other.grad[ids])
+
+
+@case(1, 2)
+def a_model_without_parameters_has_no_norm(rank, world):
+    for norm_type in (2.0, math.inf):
+        assert clip_grad_norm_(torch.nn.Identity(), 1.0, norm_type).item() == 0

@@ -1,7 +1,9 @@
 """Experts of transformers on one rank: every experts class of the installed version against its own eager forward."""
+import gc
 import pathlib
 import re
 import warnings
+import weakref
 
 import hf_experts
 import hf_models
@@ -282,3 +284,14 @@ def all_classes_equal_eager_and_are_in_the_table(rank, world):
             text = description(check(kind))
             assert listed.pop(kind.__name__, None) == text, f"docs/transformers.md must have | `{kind.__name__}` | {text} |"
     assert not (listed and IS_NEWEST), f"docs/transformers.md lists classes that transformers lacks: {sorted(listed)}"
+
+
+@case(1)
+def dispatchers_go_with_their_group(rank, world):
+    (ranks,) = crossdock.Group.from_threads(1)
+    sizes = dict(num_experts=4, top_k=2, width=8)
+    assert dispatchers.dispatcher_of(ranks, **sizes) == dispatchers.dispatcher_of(ranks, **sizes)
+    alive = weakref.ref(ranks)
+    del ranks
+    gc.collect()
+    assert alive() is None

@@ -16,6 +16,8 @@ WRONG_OPTIONS = (
     (dict(aux_loss_coeffs={"batches": 0.1}, report=True), "a scope of aux_loss_coeffs must be one of batch, sequence, global_batch"),
     (dict(aux_loss_coeffs=0.1, report=True), "aux_loss_coeffs: "),
     (dict(z_loss_coeff=-1.0, report=True), "z_loss_coeff must be a finite number of at least 0, got -1.0"),
+    (dict(jitter=1.0, report=True), "jitter must be in [0, 1), got 1.0"),
+    (dict(limit=0, report=True), "limit must be above 0, got 0"),
     (dict(scale=float("nan")), "scale must be a finite number, got nan"),
     (dict(top_k=E + 1), f"num_experts ({E}) must be at least top_k ({E + 1})"),
     (dict(num_groups=3, report=True), f"num_experts ({E}) must be a multiple of num_groups (3)"),
@@ -51,6 +53,12 @@ def the_first_call_reports_a_wrong_option(rank, world):
             assert "invalid: " in repr(layer)
         else:
             assert layer.validate() is layer
+    mask = torch.tensor([False, True, False])  # which decides what layers without options call
+    for normalise in (False, True):
+        layer = MoELayer(**{**SIZES, "top_k": 1, "normalise": normalise}, **(dict(aligment=8) if rank == culprit else {}))
+        error = error_of(lambda layer=layer: layer(x, padding_mask=mask))
+        same_everywhere(str(error))
+        assert "MoELayer has no option 'aligment'" in str(error), error
     assert MoELayer(**SIZES)(x).shape == x.shape  # the group stays usable
 
 
@@ -64,7 +72,14 @@ def ranks_with_different_options_name_them(rank, world):
 
 @case(1, 2)
 def wrong_arguments_of_a_forward(rank, world):
-    layer = MoELayer(**SIZES, aux_loss_coeff=0.1, aux_loss_scope="sequence")
+    for in_steps in (False, True):
+        layer = MoELayer(**SIZES, aux_loss_coeff=0.1, aux_loss_scope="sequence")
+        if in_steps:
+            layer.router.register_forward_hook(lambda *_: None)
+        refuses_wrong_arguments(layer, rank, world)
+
+
+def refuses_wrong_arguments(layer, rank, world):
     x = torch.randn((2, 3, D), generator=random_of(rank))
     culprit = world - 1
     for wrong, words in (
@@ -74,6 +89,7 @@ def wrong_arguments_of_a_forward(rank, world):
         (dict(forced_ids=torch.zeros((2, 3, K + 1))), f"forced_ids must be a tensor [2, 3, {K}], got [2, 3, {K + 1}]"),
         (dict(forced_ids=torch.full((2, 3, K), E)), f"must be in [0, {E}) or -1, got {E}"),
         (dict(sequence_ids=torch.zeros((2, 3))), "sequence_ids need num_sequences"),
+        (dict(forced_ids=torch.full((2, 3, K), -2)), f"must be in [0, {E}) or -1, got -2"),
         (dict(sequence_ids=torch.full((2, 3), 5), num_sequences=2), "sequence_ids[0] must be in [0, 2), got 5"),
     ):
         error = error_of(lambda wrong=wrong: layer(x, **(wrong if rank == culprit else {})))

@@ -1,10 +1,12 @@
 """MoELayer with the library's options: the operator against the same steps in PyTorch, and its experts against products."""
+import numpy
 import torch
 import torch.distributed as dist
 import torch.nn.functional as functional
 from cases import case, random_of, tokens_of
 
-from crossdock.torch import GroupedExperts, MoELayer, set_loss_scale
+import crossdock
+from crossdock.torch import GroupedExperts, MoELayer, clip_grad_norm_, set_loss_scale
 
 E, K, D, F = 8, 4, 8, 12
 SIZES = dict(num_experts=E, top_k=K, width=D, inner=F)
@@ -100,6 +102,18 @@ def total(number):
     return number.item()
 
 
+@case(1, 2)
+def a_single_weight_is_normalised_without_options(rank, world):
+    layer = MoELayer(**{**SIZES, "top_k": 1}, scale=0.5, dtype=torch.float64)
+    x, _ = inputs_of(rank, world)
+    ids, weights = layer.route(x)
+    assert weights.equal(torch.full((x.shape[0], 1), 0.5, dtype=torch.float64))
+    out = layer(x)
+    mask = torch.arange(x.shape[0]) % 2 == 1
+    assert layer(x, forced_ids=ids).equal(out)
+    assert layer(x, padding_mask=mask).equal(torch.where(mask[:, None], 0.0, out))
+
+
 LOSSES = {
     "batch": dict(aux_loss_coeff=0.3),
     "sequence": dict(aux_loss_coeff=0.3, aux_loss_scope="sequence", score="sigmoid"),
@@ -141,6 +155,8 @@ def every_loss_reaches_the_gradients(rank, world):
 EXPERTS = {
     "geglu": dict(activation="geglu", interleaved=True),
     "clamped": dict(activation="clamped_swiglu", limit=0.5, bias=True),
+    "limited": dict(activation="limited_swiglu", interleaved=True, limit=0.5, shared_inner=3),
+    "geglu tanh": dict(activation="geglu_tanh"),
     "gelu": dict(activation="gelu", bias=True, recompute=True),
     "tanh": dict(activation="gelu_tanh", weights_in="experts", bias=True),
     "squared": dict(activation="squared_relu", shared_inner=5),
@@ -165,10 +181,79 @@ def all_experts_equal_the_steps(rank, world):
         assert kept + dropped == total(x.shape[0]) * K == report.rows_per_rank.sum()
 
 
+@case(1, 2)
+def experts_may_have_another_dtype_than_the_tokens(rank, world):
+    layers = twins(aux_loss_coeff=0.1, shared_inner=3)
+    for layer in layers:
+        layer.router.bfloat16()
+    x, grad_out = inputs_of(rank, world, torch.bfloat16)
+    got, wanted = (step(layer, x, grad_out) for layer in layers)
+    for (name, parameter), grad, other in zip(layers[0].named_parameters(), got[2:], wanted[2:]):
+        assert grad.dtype == parameter.dtype == (torch.bfloat16 if name == "router.weight" else torch.float32)
+        close(grad.float(), other.float(), 0.05)
+
+
+@case(2)
+def a_report_has_every_rank_and_only_its_own_forward(rank, world):
+    for layer in twins(placement=[0] * E, report=True):
+        layer(torch.ones(3, D))
+        assert layer.report.rows_per_rank.tolist() == [world * 3 * K, 0]
+    layer = MoELayer(**SIZES)
+    layer(torch.ones(3, D), padding_mask=torch.zeros(3, dtype=torch.bool))
+    assert layer.report.load.sum() == world * 3 * K
+    layer(torch.ones(3, D))
+    assert layer.report is None
+
+
+@case(1, 2)
+def score_normalise_and_scale_can_be_changed(rank, world):
+    changes = dict(score="sigmoid", normalise=False, scale=numpy.float32(0.5))
+    for options in ({}, dict(aux_loss_coeff=numpy.float64(0.1))):
+        for layer in twins(**options, dtype=torch.float64):
+            layer(torch.ones((1, D), dtype=torch.float64))
+            for name, value in changes.items():
+                setattr(layer, name, value)
+            wanted = twins(**options, **changes, dtype=torch.float64)[0].validate()
+            x, _ = inputs_of(rank, world)
+            close(layer(x), wanted(x), 1e-12)
+
+
+@case(1, 2)
+def the_default_device_changes_nothing(rank, world):
+    layer = twins(jitter=0.1, capacity_factor=0.75, shared_inner=3)[0]
+    x, grad_out = inputs_of(rank, world, torch.float32)
+    try:
+        torch.set_default_device("meta")
+        found = step(layer, x, grad_out)
+        clip_grad_norm_(layer, 1.0)
+    finally:
+        torch.set_default_device(None)
+    report = layer.report
+    tensors = [*found, report.losses, report.dropped, report.expert_ids, report.rows_per_rank]
+    assert all(tensor.device.type == "cpu" for tensor in tensors)
+
+
+@case(1, 2)
+def given_experts_keep_their_options(rank, world):
+    for options in (dict(activation="geglu", bias=True), dict(interleaved=True), dict(weights_in="experts")):
+        for more in ({}, dict(aux_loss_coeff=0.1, report=True)):
+            wanted, _ = twins(**options, **more, dtype=torch.float64)
+            more = dict(more, weights_in=options.get("weights_in", "combine"), inner=None)
+            given = MoELayer(**{**SIZES, **more}, experts=wanted.experts, dtype=torch.float64).validate()
+            given.router = wanted.router
+            x, grad_out = inputs_of(rank, world)
+            for mask in (None, torch.arange(x.shape[0]) % 2 == 1):
+                steps = (step(layer, x, grad_out, padding_mask=mask) for layer in (given, wanted))
+                for a, b in zip(*([t.clone() for t in found] for found in steps)):
+                    close(a, b, 1e-12)
+
+
 ACTIVATIONS = {
     "swiglu": lambda gate, linear: functional.silu(gate) * linear,
     "clamped_swiglu": lambda gate, linear: clamped(gate.clamp(max=0.5), linear.clamp(-0.5, 0.5)),
     "geglu": lambda gate, linear: functional.gelu(gate) * linear,
+    "geglu_tanh": lambda gate, linear: functional.gelu(gate, approximate="tanh") * linear,
+    "limited_swiglu": lambda gate, linear: functional.silu(gate.clamp(max=0.5)) * linear.clamp(-0.5, 0.5),
     "gelu": functional.gelu,
     "gelu_tanh": lambda h: functional.gelu(h, approximate="tanh"),
     "squared_relu": lambda h: functional.relu(h).square(),
@@ -183,8 +268,9 @@ def clamped(gate, linear):
 def grouped_experts_with_options_equal_products(rank, world):
     """One expert has no rows; the last rows belong to no expert."""
     counts, rows_of = torch.tensor([4, 0, 3]), [4, 0, 3, 2]
-    for activation, function in ACTIVATIONS.items():
-        is_gated = activation in ("swiglu", "clamped_swiglu", "geglu")
+    for activation in crossdock._experts.ACTIVATIONS:
+        function = ACTIVATIONS[activation]
+        is_gated = activation.endswith("swiglu") or activation.startswith("geglu")
         for interleaved in (False, True)[: 1 + is_gated]:
             for weights_in, recompute, bias in (("combine", True, True), ("experts", False, True), ("experts", True, False)):
                 torch.manual_seed(2)

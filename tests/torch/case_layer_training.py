@@ -422,6 +422,40 @@ def expert_tensor_parallelism_and_replicated_tokens(rank, world):
         close(layer.experts.w2.grad, own, 1e-5)
 
 
+@case(4)
+def pairs_that_share_sequences_have_the_loss_of_one_rank(rank, world):
+    """Each pair has three sequences, of which a rank has a part, in whole layers and in steps."""
+    (alone,) = crossdock.Group.from_threads(1)
+    options = dict(SIZES, aux_loss_coeffs={"batch": 0.2, "sequence": 0.3}, z_loss_coeff=0.1, dtype=torch.float64)
+    pair = group([dist.new_group([i, i + 1]) for i in range(0, world, 2)][rank // 2])
+    xs = [torch.randn((4 + i, D), generator=random_of(i)).double() for i in range(world)]
+    ids = [torch.arange(4 + i) % 3 for i in range(world)]
+    whole, *layers = (
+        MoELayer(ranks, **options, sequence_group=shared)
+        for ranks, shared in ((alone, None), (None, pair), (None, pair))
+    )
+    for layer in layers:
+        layer.router.load_state_dict(whole.router.state_dict())
+        dist.broadcast(layer.router.weight.data, 0)
+    whole.router.load_state_dict(layers[0].router.state_dict())
+    layers[1].router.register_forward_hook(forward_hook)
+    everything = torch.cat([id + 3 * (i // 2) for i, id in enumerate(ids)])
+    (0 * whole(torch.cat(xs), sequence_ids=everything, num_sequences=6)).sum().backward()
+    for layer in layers:
+        for total_sequences in (0, 6, 12):
+            layer.zero_grad()
+            keywords = dict(sequence_ids=ids[rank], num_sequences=3, total_sequences=total_sequences)
+            (0 * layer(xs[rank], **keywords)).sum().backward()
+            losses = layer.report.losses.clone()
+            dist.all_reduce(losses)
+            factor = torch.tensor([1, 0.5 if total_sequences == 12 else 1, 1])
+            close(losses[2:], whole.report.losses[2:] * factor, 1e-12)
+            if total_sequences < 12:
+                grad = layer.router.weight.grad
+                dist.all_reduce(grad)
+                close(grad / world, whole.router.weight.grad, 1e-12)
+
+
 @case(1, 2)
 def weight_gradients_can_wait(rank, world):
     grads = []
@@ -440,16 +474,57 @@ def weight_gradients_can_wait(rank, world):
         close(grads[1][name], grad)
 
 
-@case(1)
+@case(1, 2)
 def a_second_backward_counts_once(rank, world):
-    layer = MoELayer(**OPTIONS)
-    x = torch.randn((2, LENGTH, D)).requires_grad_()
-    out = layer(x)
-    first = torch.autograd.grad(out.sum(), [x, *layer.parameters()], retain_graph=True)
-    load = layer._state.load.clone()
-    for a, b in zip(first, torch.autograd.grad(out.sum(), [x, *layer.parameters()])):
-        assert torch.equal(a, b)
-    assert torch.equal(layer._state.load, load)
-    with torch.no_grad():
-        layer(x)
-    assert torch.equal(layer._state.load, load)
+    for in_steps in (False, True):
+        layer = MoELayer(**{**OPTIONS, "aux_loss_coeffs": {"global_batch": 0.5}})
+        if in_steps:
+            layer.router.register_forward_hook(forward_hook)
+        x = torch.randn((2, LENGTH, D)).requires_grad_()
+        layer(x + 1).sum().backward()
+        out = layer(x)
+        first = torch.autograd.grad(out.sum(), [x, *layer.parameters()], retain_graph=True)
+        load = layer._state.load.clone()
+        for a, b in zip(first, torch.autograd.grad(out.sum(), [x, *layer.parameters()])):
+            assert torch.equal(a, b)
+        assert torch.equal(layer._state.load, load)
+        with torch.no_grad():
+            layer(x)
+        assert torch.equal(layer._state.load, load)
+
+
+@case(1, 2)
+def forwards_in_flight_count_in_the_loss_of_steps(rank, world):
+    """The third micro-batch's loss knows the first two, also if their backward calls came after both forwards."""
+    losses = []
+    for in_flight in (False, True):
+        torch.manual_seed(3)
+        layer = MoELayer(**SIZES, aux_loss_coeff=0.5, aux_loss_scope="global_batch", dtype=torch.float64)
+        layer.router.register_forward_hook(forward_hook)
+        x = torch.randn((3, 6, D), generator=random_of(rank)).double()
+        if in_flight:
+            (layer(x[0]).sum() + layer(x[1]).sum()).backward()
+        else:
+            for given in x[:2]:
+                layer(given).sum().backward()
+        layer(x[2])
+        losses.append(layer.report.losses)
+    assert torch.equal(*losses) and losses[0][4] > 0
+
+
+@case(1, 2)
+def compiled_steps_count_loads(rank, world):
+    """Also without losses, in micro-batches, and not in evaluation."""
+    for options in ({}, dict(aux_loss_coeff=0.1)):
+        torch._dynamo.reset()
+        layer = MoELayer(**SIZES, expert_bias=True, **options)
+        layer.experts.register_forward_hook(forward_hook)
+        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+        for number in (1, 2):
+            compiled(torch.randn((6, D), generator=random_of(rank, number))).sum().backward()
+            assert layer._state.load.sum() == number * total(6) * SIZES["top_k"]
+        with torch.no_grad():
+            compiled(torch.randn((6, D)))
+        layer.eval()
+        compiled(torch.randn((6, D))).sum().backward()
+        assert layer._state.load.sum() == 2 * total(6) * SIZES["top_k"]

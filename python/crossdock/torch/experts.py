@@ -6,8 +6,10 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
+from crossdock._experts import ACTIVATIONS, GATED, WEIGHTS_IN
+
 from .expert_tensors import is_sharded, number_experts
-from .layer_config import ACTIVATIONS, GATED, WEIGHTS_IN, check_choice
+from .layer_config import check_choice
 from .library_experts import expert_mlp
 from .registration import HAS_OPERATORS, define, refuse_gradient, save_nothing
 from .tensors import weights_dtype
@@ -27,9 +29,10 @@ class GroupedExperts(nn.Module):
             first values follow from these numbers and torch's seed, on any number of ranks. Default: 0, 1, ...; for
             experts that are the only ones.
         num_experts: E, with expert_ids: for checkpoints that fit any number of ranks (docs/checkpoints.md).
-        activation: "swiglu", "clamped_swiglu" (gpt-oss), "geglu", "gelu", "gelu_tanh" or "squared_relu".
+        activation: "swiglu", "clamped_swiglu" (gpt-oss), "limited_swiglu" (DeepSeek-V4), "geglu", "geglu_tanh", "gelu",
+            "gelu_tanh" or "squared_relu".
         interleaved: rows of w1 are gate 0, linear 0, gate 1, ...
-        limit: of clamped_swiglu.
+        limit: of clamped_swiglu and limited_swiglu.
         bias: experts have b1 and b2, which start at zero.
         weights_in: "experts" multiplies each row by its weight before w2; pass row_weights to forward.
         recompute: backward repeats the first product instead of keeping its result.

@@ -52,7 +52,7 @@ def clip_grad_norm_(
             gradients.append(parameter.grad.to_local() if is_sharded(parameter.grad) else parameter.grad)
             if id(parameter) not in repeated:
                 counted.append(gradients[-1])
-    device = parameters[0].device
+    device = parameters[0].device if parameters else torch.device("cpu")
     dtype = torch.float64 if any(parameter.dtype == torch.float64 for parameter in parameters) else torch.float32
     parts = []
     with torch.no_grad():
@@ -61,7 +61,7 @@ def clip_grad_norm_(
             for mesh, dimension in meshes:
                 dist.all_reduce(part, _operation(norm_type), group=mesh.get_group(dimension))
             parts.append(part if ranks is None else _over(ranks, part, norm_type))
-        total = _joined(torch.stack(parts), norm_type)
+        total = _joined(torch.stack(parts or [_power_sum([], norm_type, device, dtype)]), norm_type)
         norm = total if math.isinf(norm_type) else total ** (1 / norm_type)
         if error_if_nonfinite and not norm.isfinite():
             raise RuntimeError(
@@ -135,7 +135,7 @@ def _over(ranks: crossdock.Group, part: torch.Tensor, norm_type: float) -> torch
     if process_group is not None:
         dist.all_reduce(part, _operation(norm_type), group=process_group)
         return part
-    parts = torch.zeros(ranks.size, dtype=part.dtype)
+    parts = torch.zeros(ranks.size, dtype=part.dtype, device="cpu")
     parts[ranks.rank] = part.cpu()
     with lock_of(ranks):
         ranks.all_reduce(parts)

@@ -14,17 +14,18 @@ import torch
 
 class _Memory(ctypes.c_int64 * 1):
     value: Any
+    origin: Any
 
 
 _numbers = itertools.count(1)
 _memories: "weakref.WeakValueDictionary[int, _Memory]" = weakref.WeakValueDictionary()
 
 
-def tensor_of(value: Any) -> torch.Tensor:
-    """A tensor that owns `value`."""
+def tensor_of(value: Any, origin: Any = None) -> torch.Tensor:
+    """A tensor that owns `value`, and `origin`, which is not taken with it."""
     number = next(_numbers)
     memory = _memories[number] = _Memory(number)
-    memory.value = value
+    memory.value, memory.origin = value, origin
     return torch.frombuffer(memory, dtype=torch.int64)
 
 
@@ -35,6 +36,12 @@ def take(tensor: torch.Tensor) -> Any:
         return None
     value, memory.value = memory.value, None
     return value
+
+
+def origin_of(tensor: torch.Tensor) -> Any:
+    """The origin of the value, or None if `tensor` is a copy."""
+    memory = _memories.get(tensor.item())
+    return None if memory is None else memory.origin
 
 
 def like_kept() -> torch.Tensor:

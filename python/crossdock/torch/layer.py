@@ -1,4 +1,5 @@
 """A mixture-of-experts layer: router, dispatch, experts, combine."""
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple, Union
 
 import torch
@@ -15,7 +16,7 @@ from .layer_config import DispatchOptions, make_config, stand_in
 from .library_layer import moe_layer
 from .registration import HAS_OPERATORS, is_observed, is_transformed, transform_error
 from .report import LayerReport
-from .routing import Tokens, attach_losses, best_experts, choose, losses_of, sum_over_group, weights_of
+from .routing import Tokens, attach_losses, best_experts, checked_ids, choose, losses_of, sum_over_group, weights_of
 from .tensors import view_of, weights_dtype
 from .whole_layer import LayerState, delayed_gradients, whole_layer
 
@@ -95,6 +96,15 @@ def autocast_dtype(tensor: torch.Tensor) -> torch.dtype:
     return torch.get_autocast_gpu_dtype() if kind == "cuda" else torch.get_autocast_cpu_dtype()
 
 
+def _router_option(name: str) -> Any:
+    """An attribute of MoELayer that can be set at any time, on all ranks alike."""
+
+    def change(layer: "MoELayer", value: Any) -> None:
+        layer.config = layer._state.config = replace(layer.config, **{name: value})
+
+    return property(lambda layer: getattr(layer.config, name), change)
+
+
 class MoELayer(nn.Module):
     """x [..., D] -> [..., D]: the tokens of all ranks of a group through the experts of all ranks.
 
@@ -105,10 +115,11 @@ class MoELayer(nn.Module):
     The constructor never raises an error about its options: the other ranks would wait for this one. The first forward
     raises it on all ranks; `validate()` raises it here.
 
-    With any option below "Losses", tokens go through the library's own layer, as one operator, on CPUs and GPUs. So do
-    tokens in bf16 and fp16 on a GPU without options. If you changed the modules (`route` overridden, hooks or
+    With any option of the parts "Choice", "Losses" and "Experts", `score="softmax_after_top_k"` or "sqrt_softplus", a padding
+    mask or forced ids, tokens go through the library's own layer, as one operator, on CPUs and GPUs. So do tokens in bf16 and
+    fp16 on a GPU without options. If you changed the modules (`route` overridden, hooks or
     parametrizations on `router`, `experts` or `shared`, experts of your own), and in some other cases (docs/pytorch.md),
-    the same steps run one by one.
+    the same steps run one by one. Change modules, and pass masks and ids, on all ranks or none.
 
     Args:
         group: as for `Dispatcher`.
@@ -129,13 +140,15 @@ class MoELayer(nn.Module):
         force_balance: slot k of token t goes to expert (t * K + k) mod E, for benchmarks.
     Losses, in training only:
         aux_loss_coeff: coefficient of the auxiliary loss, which balances experts.
-        aux_loss_scope: whose routes it counts: "batch", "sequence" (each by itself), or "global_batch".
+        aux_loss_scope: whose routes it counts: "batch", "sequence" (each by itself), or "global_batch", those of the step so far;
+            call `update_expert_bias` or `start_step` once per step.
         aux_loss_coeffs: several at once, for example {"batch": 1e-2, "sequence": 1e-4}.
         z_loss_coeff: coefficient of the mean of logsumexp(logits)^2.
         jitter: logits are computed from x times random factors in [1 - jitter, 1 + jitter).
         gradients: "averaged" over the ranks of the counting group, as DDP and FSDP2 do it, or "summed".
         counting_group: ranks over which routes are counted; default: `group`.
-        sequence_group: ranks that share sequences, if not those of counting_group.
+        sequence_group: ranks that share sequences, if not those of counting_group. The loss is the mean of its groups' losses,
+            or with total_sequences, of all sequences.
     Experts:
         activation, interleaved, limit, bias, weights_in, recompute: as for `GroupedExperts`.
         shared_inner: F of the shared experts, one dense MLP for all tokens with the same options; 0: none.
@@ -144,8 +157,8 @@ class MoELayer(nn.Module):
         delay_dw: backward leaves the gradients of experts and shared experts to `backward_dw()`.
         etp: expert tensor parallelism: so many consecutive ranks of the group share each expert.
         replicated_over: ranks that hold the same tokens.
-        allow_equal_tokens: accept tokens that are bit-identical on several ranks.
-        report: fill `report`; every option of this part and the one above does.
+        allow_equal_tokens: accept tokens that are bit-identical on several ranks; here, unlike in `crossdock.Layer`, the default.
+        report: fill `report`; every option of this part and the two above does.
     Rows: all options of `Dispatcher`, for example `alignment`, `max_rows` or `capacity_factor`.
     """
 
@@ -153,6 +166,7 @@ class MoELayer(nn.Module):
     experts: nn.Module
     shared: Optional[GroupedExperts]
     expert_bias: Optional[torch.Tensor]
+    score, normalise, scale = map(_router_option, ("score", "normalise", "scale"))
 
     def __init__(
         self,
@@ -185,10 +199,10 @@ class MoELayer(nn.Module):
         except Exception as error:
             self._error = error
         if self._error is not None:  # with what a program needs until the first forward
-            self.config = stand_in({} if experts is not None else given)
+            self.config = stand_in(given, experts is not None)
         config = self.config
-        self.top_k, self.width, self.score = config.top_k, config.width, config.score
-        self.normalise, self.scale = config.normalise, config.scale
+        self._has_own_experts = experts is not None
+        self.top_k, self.width = config.top_k, config.width
         sizes = dict(num_experts=config.num_experts, top_k=config.top_k, width=config.width)
         dispatch = config.part(DispatchOptions)
         if config.etp > 1:  # only the library's layer moves rows, and the placement names its groups of ranks
@@ -313,7 +327,10 @@ class MoELayer(nn.Module):
         for parameter, grad in zip(self._parameters_of_experts(), grads):
             if parameter is not None and grad is not None:
                 grad = grad.to(parameter.dtype)
-                parameter.grad = grad if parameter.grad is None else parameter.grad + grad
+                if parameter.grad is None:
+                    parameter.grad = grad
+                else:
+                    parameter.grad.add_(grad)
 
     def _parameters_of_experts(self) -> Tuple[Optional[nn.Parameter], ...]:
         """[8] as the operator takes them."""
@@ -335,7 +352,7 @@ class MoELayer(nn.Module):
         """Whether the library's layer without options computes the same as this module."""
         if not tokens.is_cuda or is_autocast(tokens) or not self.config.is_plain:
             return False
-        if self._is_changed() or (self.normalise and self.top_k == 1):
+        if self._is_changed() or (self.normalise and self.top_k == 1) or not self.experts.is_plain:
             return False
         if self.router.bias is not None or self.router.out_features > MOST_EXPERTS or self.top_k > MOST_ROUTES:
             return False
@@ -351,7 +368,7 @@ class MoELayer(nn.Module):
         expert_ids = choose(self.config, logits.detach(), self.expert_bias)
         return expert_ids, weights_of(self.config, logits, expert_ids)
 
-    def _check_kind(self, x: torch.Tensor, is_whole: bool) -> None:
+    def _check_kind(self, x: torch.Tensor, has_routes: bool) -> None:
         """Refuses tokens that the router cannot multiply, on every rank: the others would wait in dispatch."""
         weight = getattr(self.router, "weight", None)
         if not isinstance(weight, torch.Tensor) or (x.dtype == weight.dtype and x.device == weight.device):
@@ -366,17 +383,22 @@ class MoELayer(nn.Module):
             return
         wanted, given = (f"{tensor.dtype} on {tensor.device}" for tensor in (weight, x))
         error = f"x must have the dtype and device of the layer, {wanted}, got {given}; convert x or the layer, or use autocast"
-        self._refuse(TypeError(error), is_whole)
+        self._refuse(TypeError(error), has_routes)
 
-    def _refuse(self, error: Exception, is_whole: bool) -> NoReturn:
-        """Raises the error on all ranks, in the call that they make. is_whole: see _is_whole."""
-        if is_whole:
-            self._state.refuse(error)
+    def _refuse(self, error: Exception, has_routes: bool) -> NoReturn:
+        """Raises the error on all ranks, in the first call that they make. has_routes: see _is_whole."""
+        if self._has_options(has_routes):
+            self._state.refuse(error, is_whole=self._is_whole(has_routes))
         self.dispatcher._open().refuse(error)
 
     def _is_whole(self, has_routes: bool) -> bool:
         """Whether the library's layer with options makes a forward. has_routes: with masks or forced ids."""
-        return not self._is_changed() and (has_routes or not self.config.is_plain)
+        is_known = not (self.config.top_k == 1 and self.config.is_normalised)  # the library does not normalise single weights
+        is_known = is_known and not self._has_own_experts and not self._is_changed()
+        return is_known and self._has_options(has_routes)
+
+    def _has_options(self, has_routes: bool) -> bool:
+        return has_routes or not self.config.is_plain
 
     def forward(
         self,
@@ -401,16 +423,17 @@ class MoELayer(nn.Module):
             total_sequences: that of the counting group; needed on a GPU if its ranks have sequences of their own.
         """
         has_routes = padding_mask is not None or forced_ids is not None
-        is_whole = self._is_whole(has_routes)
         if self._error is not None:
-            self._refuse(self._error, is_whole)
+            self._refuse(self._error, has_routes)
         if not isinstance(x, torch.Tensor) or x.shape[-1:] != (self.width,):
             found = list(x.shape) if isinstance(x, torch.Tensor) else type(x).__name__
-            self._refuse(TypeError(f"x must be a tensor [..., {self.width}], got {found}"), is_whole)
+            self._refuse(TypeError(f"x must be a tensor [..., {self.width}], got {found}"), has_routes)
         if is_transformed((x,)):  # routing cannot be
-            self._refuse(transform_error(), is_whole)
-        self._check_kind(x, is_whole)
+            self._refuse(transform_error(), has_routes)
+        self._check_kind(x, has_routes)
         tokens = x.reshape(-1, x.shape[-1])
+        if not self._is_whole(has_routes):
+            self._state.report = None  # until a forward in steps fills it
         if not has_routes and self._is_one_operator(tokens):
             parameters = (self.router.weight, self.experts.w1, self.experts.w2)
             options = (self.dispatcher._key, self.score, self.normalise, self.scale)
@@ -419,8 +442,8 @@ class MoELayer(nn.Module):
         try:
             known = self._tokens(x, given, num_sequences, total_sequences)
         except (TypeError, ValueError) as error:
-            self._refuse(error, is_whole)
-        forward = self._forward_whole if is_whole else self._forward_in_steps
+            self._refuse(error, has_routes)
+        forward = self._forward_whole if self._is_whole(has_routes) else self._forward_in_steps
         return forward(tokens, known).to(x.dtype).reshape(x.shape)
 
     def _tokens(self, x: torch.Tensor, given: Sequence[Optional[torch.Tensor]], number: Optional[int], total: int) -> Tokens:
@@ -455,8 +478,8 @@ class MoELayer(nn.Module):
         if is_autocast(tokens) and tokens.dtype != torch.float64:
             dtype = autocast_dtype(tokens)
             tokens = tokens.to(dtype)
-            experts = tuple(None if given is None else given.to(dtype) for given in experts)
-        seed = torch.randint(2**62, (1,)) if self.config.jitter and self.training else None
+        experts = tuple(None if given is None else given.to(tokens.dtype) for given in experts)
+        seed = torch.randint(2**62, (1,), device="cpu") if self.config.jitter and self.training else None
         options = (known.num_sequences, known.total_sequences, self.training, torch.is_grad_enabled())
         given = (known.mask, known.sequence_ids, known.forced_ids, known.token_ids, seed)
         return whole_layer(
@@ -466,7 +489,7 @@ class MoELayer(nn.Module):
     def _forward_in_steps(self, tokens: torch.Tensor, known: Tokens) -> torch.Tensor:
         """tokens [T, D] -> out [T, D], with the modules as they are."""
         config = self.config
-        has_options = not config.is_plain or known.mask is not None or known.forced_ids is not None
+        has_options = self._has_options(known.mask is not None or known.forced_ids is not None)
         load = losses = tokens
         if has_options:
             expert_ids, weights, load, losses = self._route_with_options(tokens, known)
@@ -478,7 +501,7 @@ class MoELayer(nn.Module):
             counts = sent.tokens_per_expert
             dropped = torch.tensor(routes_of(sent.handle.plan).dropped(), dtype=torch.int64, device=tokens.device)
             given = (expert_ids.int(), weights, load, dropped, counts, losses)
-            self._state.report = LayerReport(*(value.detach() for value in given), self._state.ranks)
+            self._state.report = LayerReport(*(value.detach() for value in given), self._state.ranks, self._state.num_ranks)
         extra = (sent.row_weights,) if in_experts else ()
         y = self.experts(sent.rows, sent.tokens_per_expert, *extra)
         out = self.dispatcher.combine(y, sent.handle, weighted=not in_experts)
@@ -497,7 +520,7 @@ class MoELayer(nn.Module):
             if not self._is_own_route() and (config.has_losses or known.forced_ids is not None):
                 raise ValueError("losses and forced_ids need the layer's own route, which is overridden")
         except ValueError as error:
-            self._refuse(error, False)
+            state.refuse(error, is_whole=False)
         logits = None
         if self._is_own_route():
             jittered = tokens
@@ -510,18 +533,26 @@ class MoELayer(nn.Module):
                 expert_ids = choose(config, logits.detach(), self.expert_bias)
             if known.mask is not None:
                 expert_ids = torch.where(known.mask[:, None], -1, expert_ids)
+            if known.forced_ids is not None:
+                expert_ids = checked_ids(expert_ids, state.key, "forced_ids", -1, config.num_experts)
             weights = weights_of(config, logits, expert_ids)
         else:
             expert_ids, weights = self.route(tokens)
             if known.mask is not None:
                 expert_ids = torch.where(known.mask[:, None], -1, expert_ids)
+        if known.sequence_ids is not None:
+            checked = checked_ids(known.sequence_ids, state.key, "sequence_ids", 0, known.num_sequences)
+            known = known._replace(sequence_ids=checked)
         ids = torch.where(expert_ids >= 0, expert_ids, config.num_experts).reshape(-1).long()
         load = torch.zeros(config.num_experts + 1, dtype=torch.int64, device=ids.device)
-        load = sum_over_group(load.index_add(0, ids, torch.ones_like(ids))[:-1], state.key, "layer")
+        load = load.index_add(0, ids, torch.ones_like(ids))[:-1]
+        if self.training or not (HAS_OPERATORS and is_observed(tokens)):  # else nothing uses it
+            load = sum_over_group(load, state.key, "layer")
         step = load.new_zeros(0)
         losses = torch.zeros(5, dtype=torch.float64, device=ids.device)
         if not self.training:
             return expert_ids, weights, load, losses
         if logits is not None:
             losses, step = losses_of(state, logits, expert_ids, known)
-        return expert_ids, attach_losses(weights, losses[0] + losses[1], load, step, state.key), load, losses
+        weights, _ = attach_losses(weights, losses[0] + losses[1], load, step, state.key)
+        return expert_ids, weights, load, losses

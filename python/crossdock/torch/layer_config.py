@@ -1,14 +1,14 @@
 """The configuration of a MoELayer, checked when it is made."""
 import difflib
 import math
-from dataclasses import dataclass, fields
+import numbers
+from dataclasses import dataclass, fields, replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from crossdock._dispatcher import COPIES, DROP_POLICIES, NONFINITE, PARTIAL_SUMS, dispatch_config
-from crossdock._experts import ACTIVATIONS, WEIGHTS_IN
+from crossdock._experts import ACTIVATIONS, GATED, WEIGHTS_IN
 from crossdock._layer import AUX_LOSS_SCOPES, GROUP_SCORES, SCORES
 
-GATED = ("swiglu", "clamped_swiglu", "geglu")  # activations of two halves: w1 has 2F rows
 _CHOICES: Dict[str, Any] = {
     "score": SCORES,
     "group_score": GROUP_SCORES,
@@ -101,6 +101,12 @@ class LayerConfig(DispatchOptions, ExpertOptions, RouterOptions):
     replicated_over: Any = None
     allow_equal_tokens: bool = True
 
+    def __post_init__(self) -> None:
+        for name in _FINITE:
+            value = getattr(self, name)
+            if isinstance(value, numbers.Real) and not isinstance(value, (int, float)):  # of numpy
+                object.__setattr__(self, name, float(value))
+
     def part(self, kind: Any) -> Dict[str, Any]:
         """The options of one of the base classes."""
         return {field.name: getattr(self, field.name) for field in fields(kind)}
@@ -116,7 +122,7 @@ class LayerConfig(DispatchOptions, ExpertOptions, RouterOptions):
 
     @property
     def is_normalised(self) -> bool:
-        return self.normalise and self.top_k > 1 and self.score != "softmax_after_top_k"
+        return self.normalise and self.score != "softmax_after_top_k"
 
     @property
     def is_plain(self) -> bool:
@@ -124,14 +130,17 @@ class LayerConfig(DispatchOptions, ExpertOptions, RouterOptions):
         rest = (field for field in fields(self) if field.name not in _PLAIN and field.name not in _DISPATCH)
         return self.score in ("softmax", "sigmoid") and all(getattr(self, f.name) == f.default for f in rest)
 
-    def for_library(self, is_training: bool) -> Dict[str, Any]:
-        """Arguments of crossdock.Layer, without group and dtype. Losses and jitter are for training."""
+    def for_library(self, is_training: bool, sequence_share: float) -> Dict[str, Any]:
+        """Arguments of crossdock.Layer, without group and dtype. Losses and jitter are for training.
+
+        sequence_share: factor on the loss of sequences."""
         router: Dict[str, Any] = {name: getattr(self, name) for name in ("score", "num_groups", "group_top_k")}
         router.update(group_score=self.group_score, normalise=self.normalise, scaling=self.scale)
         router.update(force_balance=self.force_balance)
         if is_training:
-            router.update(aux_loss_coeff=self.aux_loss_coeff, aux_loss_scope=self.aux_loss_scope)
-            router.update(aux_loss_coeffs=self.aux_loss_coeffs, z_loss_coeff=self.z_loss_coeff, jitter=self.jitter)
+            terms = {scope: self.aux_coeff(scope) for scope in AUX_LOSS_SCOPES}
+            terms["sequence"] *= sequence_share
+            router.update(aux_loss_coeffs=terms, z_loss_coeff=self.z_loss_coeff, jitter=self.jitter)
         experts = self.part(ExpertOptions)
         del experts["bias"]
         names = ("num_experts", "top_k", "width", "inner", "shared_inner", "overlap_chunks", "etp")
@@ -159,6 +168,10 @@ class LayerConfig(DispatchOptions, ExpertOptions, RouterOptions):
         _check_integer("shared_inner", self.shared_inner, 0)
         for name in _FINITE:
             _check_number(name, getattr(self, name), name in _NOT_NEGATIVE)
+        if not self.jitter < 1:
+            raise ValueError(f"jitter must be in [0, 1), got {self.jitter!r}")
+        if not self.limit > 0:
+            raise ValueError(f"limit must be above 0, got {self.limit!r}")
         for scope, value in dict(self.aux_loss_coeffs or {}).items():
             check_choice("a scope of aux_loss_coeffs", scope, AUX_LOSS_SCOPES)
             _check_number(f"aux_loss_coeffs[{scope!r}]", value, True)
@@ -197,8 +210,7 @@ class LayerConfig(DispatchOptions, ExpertOptions, RouterOptions):
 
     def _check_own_experts(self) -> None:
         default = ExpertOptions()
-        given = [name for name, value in self.part(ExpertOptions).items() if value != getattr(default, name)]
-        given = [name for name in given if name != "weights_in"]
+        given = [name for name in _EXPERTS if getattr(self, name) != getattr(default, name)]
         if given:
             raise ValueError(f"{given[0]} is an option of the library's experts; pass inner instead of your own experts")
         self.check_steps("experts of your own")
@@ -210,9 +222,11 @@ class LayerConfig(DispatchOptions, ExpertOptions, RouterOptions):
                 raise ValueError(f"{name} needs the library's whole layer, which {reason} rules out")
 
 
-def stand_in(options: Dict[str, Any]) -> LayerConfig:
+def stand_in(options: Dict[str, Any], has_own_experts: bool = False) -> LayerConfig:
     """A valid configuration in place of options with an error, for a layer whose first forward makes the call that the
     layers of the other ranks make."""
+    if has_own_experts:  # theirs have none of these
+        options = {name: value for name, value in options.items() if name not in _EXPERTS}
     groups = {name: options.get(name) for name in ("counting_group", "sequence_group", "replicated_over")}
     given: Dict[str, Any] = {name: group for name, group in groups.items() if hasattr(group, "all_reduce")}
     for name, value in options.items():
@@ -223,10 +237,12 @@ def stand_in(options: Dict[str, Any]) -> LayerConfig:
             given["report"] = given.get("report", False) or value not in ("softmax", "sigmoid")
         elif name not in _PLAIN and name not in _DISPATCH and value != getattr(LayerConfig, name):
             given["report"] = True
-    return LayerConfig(num_experts=1, top_k=1, width=1, inner=1, normalise=False, **given)
+    config = LayerConfig(num_experts=1, top_k=1, width=1, inner=1, normalise=False, **given)
+    return replace(config, normalise=config.is_plain and options.get("top_k") == 1 and bool(options.get("normalise")))
 
 
 _PLAIN = ("num_experts", "top_k", "width", "inner", "score", "normalise", "scale", "gradients")
+_EXPERTS = tuple(field.name for field in fields(ExpertOptions) if field.name != "weights_in")
 _DISPATCH = tuple(field.name for field in fields(DispatchOptions))
 OPTIONS = tuple(field.name for field in fields(LayerConfig))
 
@@ -269,5 +285,6 @@ def _check_integer(name: str, value: Any, least: int) -> None:
 
 
 def _check_number(name: str, value: Any, is_positive: bool) -> None:
-    if not isinstance(value, (int, float)) or not math.isfinite(value) or (is_positive and value < 0):
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or (is_positive and value < 0):
         raise ValueError(f"{name} must be a finite number{' of at least 0' if is_positive else ''}, got {value!r}")

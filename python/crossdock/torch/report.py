@@ -31,6 +31,7 @@ class LayerReport:
     rows_per_expert: torch.Tensor  #: [E_local] int64: rows of this rank's experts
     losses: torch.Tensor  #: [5] fp64: auxiliary, z, and the terms of the first: batch, sequence, global batch
     ranks: Sequence[int]  #: [E] the rank of each expert; with etp > 1 the first of its ranks, divided by etp
+    num_ranks: int  #: P, divided by etp
 
     @property
     def aux_loss(self) -> torch.Tensor:
@@ -44,10 +45,9 @@ class LayerReport:
 
     @property
     def rows_per_rank(self) -> torch.Tensor:
-        """[P] int64: routes to the experts of each rank, before any drop."""
+        """[P] int64: routes to the experts of each rank, before any drop; with etp > 1 [P / etp]."""
         owners = torch.tensor(list(self.ranks), dtype=torch.int64, device=self.load.device)
-        size = max(self.ranks, default=0) + 1
-        return self.load.new_zeros(size).index_add_(0, owners, self.load)
+        return self.load.new_zeros(self.num_ranks).index_add_(0, owners, self.load)
 
 
 def copy_of(fields: Fields, like: torch.Tensor) -> torch.Tensor:
@@ -58,13 +58,19 @@ def copy_of(fields: Fields, like: torch.Tensor) -> torch.Tensor:
     if like.is_cuda:
         array = Array(fields, stream=torch.cuda.current_stream(like.device).cuda_stream)
         return torch.as_tensor(array, device=like.device).clone()
-    made = torch.empty(shape, dtype=dtype)
+    made = torch.empty(shape, dtype=dtype, device="cpu")
     ctypes.memmove(made.data_ptr(), address, made.numel() * made.element_size())
     return made
 
 
 def report_of(
-    forward: crossdock.LayerForward, like: torch.Tensor, num_experts: int, etp: int, has_drops: bool, ranks: Sequence[int]
+    forward: crossdock.LayerForward,
+    like: torch.Tensor,
+    num_experts: int,
+    etp: int,
+    has_drops: bool,
+    ranks: Sequence[int],
+    num_ranks: int,
 ) -> LayerReport:
     """The report of a forward with the tokens `like`."""
     assert forward.saved is not None
@@ -76,12 +82,13 @@ def report_of(
         kept = copy_of(found["kept_weights"], like)[:, ::etp]
         dropped = dropped_routes(expert_ids, weights, kept, num_experts)
     elif has_drops:
-        dropped = torch.tensor(forward.saved.dropped(), dtype=torch.int64)
+        dropped = torch.tensor(forward.saved.dropped(), dtype=torch.int64, device="cpu")
     if like.is_cuda:
         losses = copy_of(forward.saved.device_loss_fields, like)
     else:
-        losses = torch.tensor([forward.aux_loss, forward.z_loss, *forward.aux_losses], dtype=torch.float64)
-    return LayerReport(expert_ids, weights, load, dropped, rows, losses, ranks)
+        values = [forward.aux_loss, forward.z_loss, *forward.aux_losses]
+        losses = torch.tensor(values, dtype=torch.float64, device="cpu")
+    return LayerReport(expert_ids, weights, load, dropped, rows, losses, ranks, num_ranks)
 
 
 def dropped_routes(

@@ -6,6 +6,7 @@ import torch.nn.functional as functional
 
 from crossdock._layer import AUX_LOSS_SCOPES
 
+from . import kept
 from .layer_config import LayerConfig
 from .registration import define, refuse_gradient, save_nothing
 from .tensors import view_of
@@ -21,14 +22,6 @@ class Tokens(NamedTuple):
     token_ids: Optional[torch.Tensor] = None  #: [T] int64
     num_sequences: Any = 1
     total_sequences: Any = 0
-
-
-class Routed(NamedTuple):
-    """The router's choice for T tokens."""
-
-    expert_ids: torch.Tensor  #: [T, K]; -1: none
-    weights: torch.Tensor  #: [T, K]
-    losses: Optional[torch.Tensor]  #: [5] as LayerReport.losses, with gradients
 
 
 def best_experts(scores: torch.Tensor, top_k: int) -> torch.Tensor:
@@ -96,21 +89,45 @@ def weights_of(config: LayerConfig, logits: torch.Tensor, expert_ids: torch.Tens
     return weights * config.scale
 
 
+# ---- Arguments ----
+
+
+def _checked_ids(ids: torch.Tensor, layer: int, name: str, least: int, end: int) -> torch.Tensor:
+    """ids [T] or [T, K] of the CPU in [least, end), or an error on all ranks. Call it before the load is summed."""
+    wrong = ids.new_zeros(0, 1) if ids.is_cuda else ((ids < least) | (ids >= end)).nonzero()
+    if wrong.shape[0] > 0:
+        place = wrong[0].tolist()
+        known = f"[{least}, {end})" if least == 0 else f"[0, {end}) or {least}"
+        error = ValueError(f"{name}[{', '.join(map(str, place))}] must be in {known}, got {ids[tuple(place)].item()}")
+        state_of(layer).refuse(error, is_whole=False)
+    return ids.clone()
+
+
+checked_ids = define(
+    "checked_ids",
+    "(Tensor ids, int layer, str name, int least, SymInt end) -> Tensor",
+    _checked_ids,
+    lambda ids, *_: ids.new_empty(ids.shape),
+    save_nothing,
+    refuse_gradient,
+)
+
+
 # ---- Losses ----
 
 
 def _sum_over_group(counts: torch.Tensor, layer: int, which: str) -> torch.Tensor:
-    """counts [N] int64, summed over a group of the layer: "layer", "counting" or "sequences"; "step": as "counting", plus
-    those of the step's earlier forwards."""
+    """counts [N] int64, summed over a group of the layer: "layer", "counting" or "sequences"; "step": plus those of the
+    step's earlier forwards, without any call."""
     state = state_of(layer)
     config = state.config
+    if which == "step":
+        return counts.clone() if state.earlier_counts is None else counts + state.earlier_counts.to(counts.device)
     counting = config.counting_group or state.group
     group = {"layer": state.group, "sequences": config.sequence_group or counting}.get(which, counting)
     host = counts.detach().to("cpu", torch.int64).clone()
     with state.lock:
         group.all_reduce(view_of(host))
-    if which == "step" and state.earlier_counts is not None:
-        host += state.earlier_counts.to("cpu")
     return host.to(counts.device)
 
 
@@ -127,8 +144,8 @@ sum_over_group = define(
 def losses_of(
     state: LayerState, logits: torch.Tensor, expert_ids: torch.Tensor, tokens: Tokens
 ) -> Tuple[torch.Tensor, torch.Tensor]:
-    """[5] fp64 as LayerReport.losses, with gradients to the logits [T, E], and the step's counts so far, if the layer has
-    a loss over the global batch. Collective if the layer has losses."""
+    """[5] fp64 as LayerReport.losses, with gradients to the logits [T, E], and this forward's counts, if the layer has a loss
+    over the global batch. Collective if the layer has losses."""
     config = state.config
     valid = torch.ones_like(logits[:, 0], dtype=torch.bool) if tokens.mask is None else ~tokens.mask
     shares = scores_of(logits, "softmax" if config.score == "softmax_after_top_k" else config.score)
@@ -159,7 +176,7 @@ def _balance(
     valid: torch.Tensor,
     tokens: Tokens,
 ) -> Tuple[torch.Tensor, torch.Tensor]:
-    """This rank's part of an auxiliary loss, without its coefficient, and the counts [B * (E + 1)] that it is made of."""
+    """This rank's part of an auxiliary loss, without its coefficient, and this forward's counts [B * (E + 1)]."""
     config, num_experts = state.config, shares.shape[1]
     size = tokens.num_sequences if scope == "sequence" else 1
     ids = torch.zeros_like(valid, dtype=torch.int64)
@@ -167,60 +184,64 @@ def _balance(
         ids = tokens.sequence_ids.long()
     per_token = torch.cat([routes * valid[:, None], valid[:, None].long()], dim=1)
     counts = routes.new_zeros((size, num_experts + 1)).index_add(0, ids, per_token)
-    total = None
+    own = total = None
     if scope != "sequence":
-        which = "step" if scope == "global_batch" else "counting"
-        counts = sum_over_group(counts.flatten(), state.key, which).view(counts.shape)
+        own = sum_over_group(counts.flatten(), state.key, "counting")
+        counts = (sum_over_group(own, state.key, "step") if scope == "global_batch" else own).view(counts.shape)
     elif config.counting_group is not None or config.sequence_group is not None:
         counts = sum_over_group(counts.flatten(), state.key, "sequences").view(counts.shape)
-    else:
+    elif not tokens.total_sequences:
         total = sum_over_group((counts[:, -1] > 0).sum()[None], state.key, "layer")[0]
+    if scope == "sequence" and tokens.total_sequences:
+        total = counts.new_full((), tokens.total_sequences)
     if total is None:
         total = (counts[:, -1] > 0).sum()
     sums = shares.new_zeros((size, num_experts)).index_add(0, ids, torch.where(valid[:, None], shares, 0.0))
     number = counts[:, -1].clamp(min=1).to(shares.dtype)
     each = (sums * counts[:, :-1]).sum(dim=1) * num_experts / (config.top_k * number * number)
-    return each.sum() / total.clamp(min=1), counts.flatten()
+    factor = state.sequence_share(tokens.total_sequences) if scope == "sequence" else 1.0
+    return factor * each.sum() / total.clamp(min=1), counts.flatten() if own is None else own
 
 
 def _attach(
     weights: torch.Tensor, loss: torch.Tensor, load: torch.Tensor, step: torch.Tensor, layer: int
-) -> torch.Tensor:
-    """The weights, through whose backward the loss gets its gradient. Backward also counts the load [E] of the forward,
-    and the counts of the step so far."""
-    return weights.clone()
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """The weights, through whose backward the loss gets its gradient, and a value for it: the first backward also counts
+    the load [E] of the forward, and the counts of its loss over the global batch."""
+    return weights.clone(), kept.tensor_of((load, step))
 
 
 def _attach_backward(
-    loss: torch.Tensor, load: torch.Tensor, step: torch.Tensor, layer: int
-) -> torch.Tensor:
-    state = state_of(layer)
-    state.count_steps(load, step)
-    return loss.new_full((), state.loss_factor())
+    grad: torch.Tensor, counts: torch.Tensor, loss: torch.Tensor, layer: int
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    state, uncounted = state_of(layer), kept.take(counts)
+    if uncounted is not None:
+        state.count_steps(*uncounted)
+    return grad.clone(), loss.new_full((), state.loss_factor())
 
 
-def _save_attached(ctx: Any, inputs: Tuple, output: torch.Tensor) -> None:
-    _, loss, load, step, ctx.layer = inputs
-    ctx.save_for_backward(loss, load, step)
+def _save_attached(ctx: Any, inputs: Tuple, output: Tuple) -> None:
+    ctx.layer = inputs[-1]
+    ctx.save_for_backward(output[1], inputs[1])
 
 
-def _attached_gradient(ctx: Any, grad: torch.Tensor) -> Tuple:
-    return grad, attach_losses_backward(*ctx.saved_tensors, ctx.layer), None, None, None
+def _attached_gradient(ctx: Any, grad: torch.Tensor, _: Any) -> Tuple:
+    return (*attach_losses_backward(grad, *ctx.saved_tensors, ctx.layer), None, None, None)
 
 
 attach_losses = define(
     "attach_losses",
-    "(Tensor weights, Tensor loss, Tensor load, Tensor step, int layer) -> Tensor",
+    "(Tensor weights, Tensor loss, Tensor load, Tensor step, int layer) -> (Tensor, Tensor)",
     _attach,
-    lambda weights, *_: weights.new_empty(weights.shape),
+    lambda weights, *_: (weights.new_empty(weights.shape), kept.like_kept()),
     _save_attached,
     _attached_gradient,
 )
 attach_losses_backward = define(
     "attach_losses_backward",
-    "(Tensor loss, Tensor load, Tensor step, int layer) -> Tensor",
+    "(Tensor grad, Tensor counts, Tensor loss, int layer) -> (Tensor, Tensor)",
     _attach_backward,
-    lambda loss, *_: loss.new_empty(()),
+    lambda grad, counts, loss, _: (grad.new_empty(grad.shape), loss.new_empty(())),
     save_nothing,
     refuse_gradient,
 )

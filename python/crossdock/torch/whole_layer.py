@@ -46,10 +46,11 @@ class LayerState:
         self.lock = groups.lock_of(core.group)
         self.config = config
         self.ranks = _ranks_of(config, core.group)
+        self.num_ranks = core.group.size // config.etp
         self.report: Optional[LayerReport] = None
         self.load: Optional[torch.Tensor] = None  # [E] of the forwards since the last update that had a backward
         self.earlier: Optional[crossdock.LayerSaved] = None  # the step's last forward that had a backward
-        self.earlier_counts: Optional[torch.Tensor] = None  # [E + 1] the same of a layer that runs step by step
+        self.earlier_counts: Optional[torch.Tensor] = None  # [E + 1] of all such forwards of a layer that runs step by step
         self.delayed: Deque[Delayed] = collections.deque()
         self._layers: Dict[Tuple, crossdock.Layer] = {}
         self.key = key = next(_keys)
@@ -64,20 +65,30 @@ class LayerState:
         self.core.__reduce_ex__(protocol)
         raise TypeError("the state of a MoELayer belongs to its process; save the state_dict")
 
-    def layer_of(self, dtype: torch.dtype, is_training: bool) -> crossdock.Layer:
-        key = (dtype, is_training)
+    def sequence_share(self, total_sequences: int) -> float:
+        """The factor on the loss of sequences: each sequence group divides by the number of its own, unless it is told how
+        many the counting group has; the mean of the groups' losses is wanted."""
+        shared, counting = self.config.sequence_group, self.config.counting_group or self.group
+        return 1.0 if shared is None or total_sequences else shared.size / counting.size
+
+    def layer_of(self, dtype: torch.dtype, is_training: bool, total_sequences: int = 0) -> crossdock.Layer:
+        config, share = self.config, self.sequence_share(total_sequences)
+        key = (dtype, is_training, share, config.score, config.normalise, config.scale)
         if key not in self._layers:
-            options = self.config.for_library(is_training)
+            options = config.for_library(is_training, share)
             self._layers[key] = crossdock.Layer(self.group, dtype=dtype, **options)
         return self._layers[key]
 
-    def refuse(self, error: Exception) -> NoReturn:
-        """Raises the error on all ranks, which make a forward."""
+    def refuse(self, error: Exception, is_whole: bool = True) -> NoReturn:
+        """Raises the error on all ranks, which make a forward of the library's layer, or else sum the load."""
         with Marshal() as marshal:
             raise error
         with self.lock:
-            layer = self.layer_of(torch.float32, False)
-            marshal.call(self.group.rank, lib.layer_forward, layer._handle, None, None, None)
+            if is_whole:
+                layer = self.layer_of(torch.float32, False)
+                marshal.call(self.group.rank, lib.layer_forward, layer._handle, None, None, None)
+            else:
+                marshal.call(self.group.rank, lib.group_all_reduce, self.group._handle, None, 0)
         raise error
 
     def loss_factor(self) -> float:
@@ -101,7 +112,7 @@ class LayerState:
         if self.config.expert_bias:
             self._add_load(load)
         if self.config.aux_coeff("global_batch"):
-            self.earlier_counts = counts
+            self.earlier_counts = counts if self.earlier_counts is None else self.earlier_counts.to(counts.device) + counts
 
     def start_step(self) -> None:
         """Forgets the forwards of the step before."""
@@ -142,12 +153,12 @@ class _Call:
         self.weights = crossdock.LayerWeights(gate, crossdock.ExpertWeights(w1, w2, b1, b2), shared, gate_bias, views[1 + _P])
         self.parameters = parameters
         self.num_sequences, self.total_sequences, self.is_training = numbers
-        self.layer = state.layer_of(x.dtype, self.is_training)
+        self.layer = state.layer_of(x.dtype, self.is_training, self.total_sequences)
         if x.is_cuda:
             self.layer.set_stream(stream_of(x))
 
-    def forward(self, keep: bool) -> Tuple[torch.Tensor, Any]:
-        """Out [T, D] and the values for backward."""
+    def forward(self, keep: bool, earlier: Optional[crossdock.LayerSaved]) -> Tuple[torch.Tensor, Any]:
+        """Out [T, D] and the values for backward. earlier: see LayerState."""
         x, state, config = self.tokens, self.state, self.state.config
         mask, sequence_ids, forced_ids, token_ids = self.views[2 + _P : 6 + _P]
         seed = self.given[6 + _P]
@@ -162,15 +173,14 @@ class _Call:
             num_sequences=self.num_sequences,
             total_sequences=self.total_sequences,
             jitter_seed=0 if seed is None else self._seed_of_rank(int(seed)),
-            earlier=state.earlier if self.is_training else None,
+            earlier=earlier if self.is_training else None,
             out=memory,
         )
         has_drops = config.capacity_factor is not None or config.capacity_tokens is not None
-        state.report = report_of(made, x, config.num_experts, config.etp, has_drops, state.ranks)
+        state.report = report_of(made, x, config.num_experts, config.etp, has_drops, state.ranks, state.num_ranks)
         if keep and is_captured(x):
             state.core.captured.append(made.saved)
         return out, made.saved
-
 
     def _seed_of_rank(self, seed: int) -> int:
         """Differs between ranks, whose generators may be in step, unless the tokens have ids or are on several ranks."""
@@ -184,8 +194,9 @@ def _layer(*inputs: Any) -> Tuple[torch.Tensor, torch.Tensor]:
     state = state_of(layer)
     with state.lock:
         call = _Call(state, tuple(tensors), (num_sequences, total_sequences, is_training))
-        out, saved = call.forward(keep)
-    return out, kept.tensor_of(saved) if keep else kept.like_kept()
+        earlier = state.earlier
+        out, saved = call.forward(keep, earlier)
+    return out, kept.tensor_of(saved, earlier) if keep else kept.like_kept()
 
 
 def _layer_backward(grad_out: torch.Tensor, saved: torch.Tensor, *inputs: Any) -> Tuple[torch.Tensor, ...]:
@@ -196,7 +207,7 @@ def _layer_backward(grad_out: torch.Tensor, saved: torch.Tensor, *inputs: Any) -
         call = _Call(state, tuple(tensors), (num_sequences, total_sequences, is_training))
         x, values = call.tokens, kept.take(saved)
         if values is None:  # the graph is used a second time, on all ranks
-            values = call.forward(True)[1]
+            values = call.forward(True, kept.origin_of(saved))[1]
         elif is_training:
             state.count(values, x)
         grads, memories = _gradient_memories(call, wanted)
@@ -248,6 +259,8 @@ def delayed_gradients(delayed: Delayed) -> List[Optional[torch.Tensor]]:
     outputs = crossdock.LayerGradients(
         experts=crossdock.ExpertWeights(*memories[:4]), shared=crossdock.ExpertWeights(*memories[4:])
     )
+    if delayed.x.is_cuda:
+        delayed.layer.set_stream(stream_of(delayed.x))
     nothing = crossdock.LayerWeights(None, crossdock.ExpertWeights(None, None))
     delayed.layer.backward_dw(view_of(delayed.x), nothing, view_of(delayed.grad_out), delayed.values, outputs)
     return grads

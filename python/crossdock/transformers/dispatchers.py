@@ -1,5 +1,4 @@
 """The dispatchers that all experts modules of a process share."""
-import weakref
 from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
 
 import crossdock
@@ -18,13 +17,13 @@ class Options(NamedTuple):
 
 options = Options()
 
-_made: "weakref.WeakKeyDictionary[crossdock.Group, Dict[Tuple, Dispatcher]]" = weakref.WeakKeyDictionary()
+_MADE = "_dispatchers_of_transformers"  # attribute of a group: they refer to it, so no other dictionary would let it go
 
 
 def dispatcher_of(group: crossdock.Group, **config: Any) -> int:
     """The key, for `crossdock.torch.ops`, of the dispatcher of this group with this configuration. It is kept as long as the
     group: graphs and plans use it."""
-    of_group = _made.setdefault(group, {})
+    of_group: Dict[Tuple, Dispatcher] = vars(group).setdefault(_MADE, {})
     names = tuple(sorted(config.items()))
     if names not in of_group:
         of_group[names] = Dispatcher(group, **config)
