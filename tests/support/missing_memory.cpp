@@ -43,9 +43,11 @@ MissingSmallMemory::~MissingSmallMemory() {
 
 // These replace the functions of the standard library, in this program only. Inlined, they look to
 // GCC like a free of memory from new.
+[[gnu::noinline]] void* operator new(size_t num_bytes, const std::nothrow_t& /*tag*/) noexcept {
+  return crossdock::is_small_missing ? nullptr : std::malloc(std::max<size_t>(num_bytes, 1));
+}
 [[gnu::noinline]] void* operator new(size_t num_bytes) {
-  void* memory =
-      crossdock::is_small_missing ? nullptr : std::malloc(std::max<size_t>(num_bytes, 1));
+  void* memory = operator new(num_bytes, std::nothrow);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }

@@ -93,6 +93,7 @@ def a_checkpoint_loads_on_any_number_of_ranks_and_back(rank, world):
         assert equals(values_of(*other), values_of(*trained()))
         with torch.no_grad():
             other[0].experts.w1.zero_()
+    dist.barrier()
     del owner
 
 
@@ -140,6 +141,7 @@ def experts_that_are_all_on_one_rank_need_nothing(rank, world):
     other, _ = trained(seed=4)
     dcp.load(other.state_dict(), checkpoint_id=folder)
     assert equals(values_of(other), values_of(layer))
+    dist.barrier()
     del owner
 
 
@@ -158,6 +160,7 @@ def other_values_of_optimizers_follow_their_experts(rank, world):
     optimizer.state[layer.experts.w1]["odd"] = torch.zeros(77)
     with raises(ValueError, "experts.w1.odd must have the shape of its parameter or one entry per expert", "(77,)"):
         Checkpoint(layer, optimizer).state_dict()
+    dist.barrier()
     del owner
 
 
@@ -229,6 +232,7 @@ def wrappers_do_not_change_names(rank, world):
         alone = trained(mine, seed=4)
         dcp.load({"app": Checkpoint(*alone)}, checkpoint_id=path, process_group=mine)
         assert equals(values_of(*alone), values_of(*trained(mine)))
+    dist.barrier()
     del owner
 
 
@@ -243,6 +247,7 @@ def experts_without_a_number_of_all_are_refused(rank, world):
                 dcp.save({"w1": torch.zeros(2, 2 * F, D)}, checkpoint_id=folder, no_dist=True)
             dist.barrier()
             call({"w1": experts.state_dict()["w1"]}, checkpoint_id=folder)
+    dist.barrier()
     del owner
 
 
