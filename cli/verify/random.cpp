@@ -73,26 +73,39 @@ class RandomProgress {
   Clock::time_point shown_ = begin_;
 };
 
+// The options besides number and seed on which a case and how it runs depend.
+std::string options_of_case(const VerifyArgs& args, const RandomRun& run,
+                            const std::string& communicator) {
+  std::string options =
+      " --ranks " + std::to_string(run.most_ranks) + " --communicator " + communicator;
+  for (const std::string& strategy : args.strategies) options += " --strategy " + strategy;
+  if (args.device != "cpu") options += " --device " + args.device;
+  return options;
+}
+
 // Runs with progress, and with a note of the case if the process does not survive it.
 // `shows`: on rank 0.
-RandomResult watched(RandomRun& run, const std::string& communicator, bool shows,
-                     const auto& body) {
+RandomResult watched(const VerifyArgs& args, RandomRun& run, const std::string& communicator,
+                     bool shows, const auto& body) {
   RandomProgress progress(run, communicator);
-  CaseWatch watch(run.seed, kLimitOfCase);
+  CaseWatch watch({.seed = run.seed, .options = options_of_case(args, run, communicator)},
+                  kLimitOfCase);
   run.progress = [&](int64_t number) {
     watch.begin(number);
     if (shows) progress.show(number);
   };
+  run.idle = [&] { watch.pause(); };
   return body();
 }
 
 RandomReport run_on_threads(const VerifyArgs& args, uint64_t seed, int most_ranks) {
   RandomRun run = run_of(args, seed, most_ranks);
-  return {.communicator = "threads",
-          .device = args.device,
-          .ranks = most_ranks,
-          .seed = seed,
-          .result = watched(run, "threads", true, [&] { return run_random_on_threads(run); })};
+  return {
+      .communicator = "threads",
+      .device = args.device,
+      .ranks = most_ranks,
+      .seed = seed,
+      .result = watched(args, run, "threads", true, [&] { return run_random_on_threads(run); })};
 }
 
 RandomReport run_on_processes(const VerifyArgs& args, const std::string& communicator,
@@ -212,7 +225,7 @@ int run_as_rank(const VerifyArgs& args, const std::string& job) {
                       .device = args.device,
                       .ranks = whole->size(),
                       .seed = seed,
-                      .result = watched(run, job, whole->rank() == 0,
+                      .result = watched(args, run, job, whole->rank() == 0,
                                         [&] { return run_random_as_process(run, connect); })};
   if (whole->rank() != 0) return 0;
   // The process that started the ranks, if it is this program, reduces and writes the cases.

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -220,12 +221,15 @@ TEST(RandomRun, GoesOnInOneJobAfterAHang) {
 TEST(CaseWatchDeathTest, NamesTheCaseOfACrashOrAnEndlessLoop) {
   const auto begin = [](std::chrono::seconds limit) {
     static std::unique_ptr<CaseWatch> watch;
-    watch = std::make_unique<CaseWatch>(7, limit);
+    watch = std::make_unique<CaseWatch>(
+        CaseWatch::Advice{.seed = 7, .options = " --ranks 5 --communicator sockets"}, limit);
     watch->begin(3);
     watch->begin(12);
   };
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  const char* words = "did not survive case 12; reproduce it with --random 1 --seed 7 --first 12";
+  const char* words =
+      "did not survive case 12; reproduce it with --random 1 --seed 7 --first 12 --ranks 5 "
+      "--communicator sockets\n";
   EXPECT_EXIT(
       {
         begin(std::chrono::seconds(1000));
@@ -238,6 +242,22 @@ TEST(CaseWatchDeathTest, NamesTheCaseOfACrashOrAnEndlessLoop) {
         std::this_thread::sleep_for(std::chrono::seconds(600));
       },
       ::testing::ExitedWithCode(1), words);
+}
+
+// A rank that waits while others run cases without it.
+TEST(CaseWatch, HasNoLimitBetweenCases) {
+  CaseWatch watch({.seed = 7}, std::chrono::seconds(2));
+  watch.begin(3);
+  watch.pause();
+  std::this_thread::sleep_for(std::chrono::seconds(5));
+}
+
+TEST(RandomRun, SaysInEveryProcessWhenItHasNoCase) {
+  RandomRun run = run_with({}, 4 * kCasesPerBlock);
+  std::atomic<int> num_idle{0};
+  run.idle = [&] { ++num_idle; };
+  run_as_processes(run);
+  EXPECT_EQ(num_idle, 5 * run.most_ranks);  // before each block and after the last
 }
 
 TEST(RandomRun, FilesHoldWholeWorlds) {
