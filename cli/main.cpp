@@ -46,14 +46,19 @@ void check_job(const CommandLine& line, const std::string& job) {
   }
 }
 
+int run_verify_of(const VerifyArgs& args) {
+  if (args.random) return run_verify_random(args);
+  if (args.seed || args.first || !args.output.empty()) {
+    throw ArgumentError("--seed, --first and --output are for random cases; add --random N");
+  }
+  if (!args.case_file.empty()) return run_verify_case_file(args);
+  return args.faults ? run_verify_faults(args) : run_verify(args);
+}
+
 int run_command(const CommandLine& line, const std::string& job) {
   if (is_for_one(line) && !speaks_for_job(job)) return 0;
   if (line.command == "run") return run_run(line.run);
-  if (line.command == "verify") {
-    if (line.verify.random) return run_verify_random(line.verify);
-    if (!line.verify.case_file.empty()) return run_verify_case_file(line.verify);
-    return line.verify.faults ? run_verify_faults(line.verify) : run_verify(line.verify);
-  }
+  if (line.command == "verify") return run_verify_of(line.verify);
   if (line.command == "eval") return run_eval(line.eval);
   if (line.command == "plan") return run_plan(line.plan);
   if (line.command == "mesh") return run_mesh(line.mesh);

@@ -38,7 +38,7 @@ uint64_t new_seed() {
 
 RandomRun run_of(const VerifyArgs& args, uint64_t seed, int most_ranks) {
   return {.seed = seed,
-          .first = args.first,
+          .first = args.first.value_or(0),
           .count = *args.random,
           .most_ranks = most_ranks,
           .strategies = args.strategies,
@@ -116,7 +116,7 @@ RandomReport run_on_processes(const VerifyArgs& args, const std::string& communi
   };
   add("--random", std::to_string(*args.random));
   add("--seed", std::to_string(seed));
-  add("--first", std::to_string(args.first));
+  add("--first", std::to_string(args.first.value_or(0)));
   add("--communicator", communicator);
   add("--device", args.device);
   for (const std::string& strategy : args.strategies) add("--strategy", strategy);
@@ -196,16 +196,8 @@ uint64_t agreed_seed(const VerifyArgs& args, const std::string& job) {
 }
 
 int print(const VerifyArgs& args, std::vector<RandomReport> reports) {
-  bool passed = true;
-  for (RandomReport& report : reports) {
-    passed = passed && report.passed();
-    const RandomReport& first = reports.front();
-    if (report.passed() && first.passed() && report.result.checksum != first.result.checksum) {
-      passed = false;
-      report.result.failures.push_back(
-          {args.first, "", {"the checksum differs from that on " + first.communicator}});
-    }
-  }
+  compare_checksums(reports);
+  const bool passed = std::ranges::all_of(reports, &RandomReport::passed);
   std::cout << (args.json ? to_json(reports) + "\n" : to_text(reports, output_style()))
             << std::flush;
   return passed || args.always_zero ? 0 : 1;

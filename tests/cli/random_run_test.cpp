@@ -16,6 +16,7 @@
 #include "cli/eval/dispatch_case.hpp"
 #include "cli/verify/case_watch.hpp"
 #include "cli/verify/random_cases.hpp"
+#include "cli/verify/random_report.hpp"
 #include "crossdock/error.hpp"
 #include "testing/conformance/faulty_strategy.hpp"
 
@@ -27,6 +28,7 @@ using conformance::World;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 // A run on up to three ranks with the strategy `direct`, disturbed by these faults.
 RandomRun run_with(const Faults& faults, int64_t count) {
@@ -150,15 +152,15 @@ TEST(RandomRun, FindsALostRoute) {
   EXPECT_EQ(found.reduced.config.num_experts, 1);
 }
 
-// Rank 1 comes later than the deadline.
+// Rank 1 comes later than the deadline, which is long enough for a busy machine.
 TEST(RandomRun, NamesTheCaseThatHangsAndGoesOn) {
   const auto stall = [](Strategy& inner, const StrategyCall& call, std::span<const RowPart> parts) {
-    if (call.group.rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(2));
+    if (call.group.rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(12));
     inner.scatter(call, parts);
   };
   RandomRun run = run_with({.scatter = stall}, kCasesPerBlock * 8);
-  run.group = {.arrival_deadline = std::chrono::milliseconds(500),
-               .progress_deadline = std::chrono::milliseconds(500)};
+  run.group = {.arrival_deadline = std::chrono::seconds(4),
+               .progress_deadline = std::chrono::seconds(4)};
   run.most_failures = 2;
   const RandomResult result = run_random_on_threads(run);
   ASSERT_EQ(result.failures.size(), 2);
@@ -206,8 +208,6 @@ TEST(RandomRun, GoesOnInOneJobAfterAHang) {
     }
   };
   RandomRun run = run_with({.scatter = skip}, 12 * kCasesPerBlock);
-  run.group = {.arrival_deadline = std::chrono::seconds(1),
-               .progress_deadline = std::chrono::seconds(1)};
   run.most_failures = 1000;
   const RandomResult result = run_as_processes(run);
   EXPECT_EQ(result.num_cases, run.count);
@@ -258,6 +258,21 @@ TEST(RandomRun, SaysInEveryProcessWhenItHasNoCase) {
   run.idle = [&] { ++num_idle; };
   run_as_processes(run);
   EXPECT_EQ(num_idle, 5 * run.most_ranks);  // before each block and after the last
+}
+
+TEST(RandomReport, ADifferenceBlamesNoCase) {
+  std::vector<RandomReport> reports = {
+      {.communicator = "threads", .seed = 7, .result = {.num_cases = 9, .checksum = 1}},
+      {.communicator = "sockets", .seed = 7, .result = {.num_cases = 9, .checksum = 2}}};
+  compare_checksums(reports);
+  EXPECT_TRUE(reports[0].passed());
+  EXPECT_FALSE(reports[1].passed());
+  const std::string text = to_text(reports, {.width = 80});
+  EXPECT_THAT(text, HasSubstr("the run of seed 7 (sockets) differs: its checksum is not that on "
+                              "threads\n"));
+  EXPECT_THAT(text, Not(HasSubstr("case 0")));
+  const std::vector<RandomReport> again = parse_random_reports(to_json(reports));
+  EXPECT_EQ(again[1].difference, reports[1].difference);
 }
 
 TEST(RandomRun, FilesHoldWholeWorlds) {
