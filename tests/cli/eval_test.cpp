@@ -98,7 +98,7 @@ TEST(Eval, RefusesDenseMapsThatNeedTooMuchMemory) {
   eval_case["ranks"] = 1;
   json ids = json::array();
   json weights = json::array();
-  std::vector<int> experts(eval_case["top_k"]);
+  std::vector<int> experts(eval_case["top_k"].get<size_t>());
   std::iota(experts.begin(), experts.end(), 0);
   for (int token = 0; token < 100; ++token) {
     ids.push_back(experts);
