@@ -25,7 +25,7 @@ demo:  ## build the command, with MPI, and run a layer on 4 ranks, checked
 	$(BUILD_COMMAND)
 	$(DEMO)
 
-test: all  ## build and run every test
+test: all  ## build, run every C++ and C test, check the docs
 	ctest --preset release -j $(TEST_JOBS)
 
 test-quick: all  ## run the unit tests only, under a minute
@@ -82,7 +82,7 @@ deb:  ## build a Debian package of library, headers and command, in build/deb
 
 test-deb:  ## build the Debian package, install it in a new Debian and use it there (root, slow)
 	tools/setup.sh build mpi packages
-	tests/install/deb_test.py .
+	CROSSDOCK_TEST_DEB=1 tests/install/deb_test.py .
 
 test-torch: python build/torch/installed  ## run the tests of crossdock.torch, also in Megatron and torchtitan
 	PYTHONPATH=python $(TORCH_PYTHON) -B tests/torch/run.py --sets quick torch megatron titan

@@ -137,6 +137,7 @@ std::vector<std::string> names_like(const std::string& word, const CLI::App& app
   std::vector<std::string> names;
   if (word.starts_with("-")) {
     for (const CLI::Option* option : app.get_options()) {
+      if (option->get_group().empty()) continue;  // hidden
       for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
     }
   } else {

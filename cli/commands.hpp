@@ -144,7 +144,7 @@ struct VerifyArgs {
   bool always_zero = false;                  // exit with status 0 even if checks failed
   std::optional<int64_t> random{};           // run so many random cases instead of the checks
   std::optional<uint64_t> seed{};            // of the random cases; not given: a new one
-  int64_t first = 0;                         // number of the first random case
+  std::optional<int64_t> first{};            // number of the first random case; not given: 0
   std::string output;                        // folder for files of failing cases; empty: this one
   std::string case_file;                     // run this case, for processes that eval starts
 };

@@ -36,7 +36,7 @@ std::vector<std::string> communicators_named_in(const CommandLine& line) {
 // Processes with different commands or options would wait for each other in different calls.
 void check_job(const CommandLine& line, const std::string& job) {
   if (line.complaint.empty()) {
-    if (line.help.empty() && !is_for_one(line)) check_same_words(job, line.words);
+    if (!is_for_one(line)) check_same_words(job, line.words);
     return;
   }
   try {
@@ -46,14 +46,19 @@ void check_job(const CommandLine& line, const std::string& job) {
   }
 }
 
+int run_verify_of(const VerifyArgs& args) {
+  if (args.random) return run_verify_random(args);
+  if (args.seed || args.first || !args.output.empty()) {
+    throw ArgumentError("--seed, --first and --output are for random cases; add --random N");
+  }
+  if (!args.case_file.empty()) return run_verify_case_file(args);
+  return args.faults ? run_verify_faults(args) : run_verify(args);
+}
+
 int run_command(const CommandLine& line, const std::string& job) {
   if (is_for_one(line) && !speaks_for_job(job)) return 0;
   if (line.command == "run") return run_run(line.run);
-  if (line.command == "verify") {
-    if (line.verify.random) return run_verify_random(line.verify);
-    if (!line.verify.case_file.empty()) return run_verify_case_file(line.verify);
-    return line.verify.faults ? run_verify_faults(line.verify) : run_verify(line.verify);
-  }
+  if (line.command == "verify") return run_verify_of(line.verify);
   if (line.command == "eval") return run_eval(line.eval);
   if (line.command == "plan") return run_plan(line.plan);
   if (line.command == "mesh") return run_mesh(line.mesh);
@@ -66,9 +71,7 @@ int run(const CommandLine& line, const std::string& job, const std::string& name
   try {
     check_job(line, job);
     if (!line.complaint.empty()) throw ArgumentError(line.complaint);
-    if (line.help.empty()) return run_command(line, job);
-    if (speaks_for_job(job)) std::cout << line.help;
-    return 0;
+    return run_command(line, job);
   } catch (const ArgumentError& error) {
     if (speaks_for_job(job)) {
       if (line.wants_json()) {
@@ -115,17 +118,27 @@ void report(const Speaker& speaker, const std::exception& failure) {
   if (!is_said || is_rank) print_failure(speaker, has_prefix ? message : prefix + ": " + message);
 }
 
-int run_as(Speaker& speaker, int argc, char** argv) {
-  const CommandLine line = read_command_line(argc, argv);
-  if (!line.command.empty()) speaker.name += " " + line.command;
-  speaker.wants_json = line.wants_json();
+// Help, the version, completions and man pages need no other process.
+int print_help(const CommandLine& line) {
+  std::cout << line.help;
+  return 0;
+}
+
+int run_in_job(Speaker& speaker, const CommandLine& line) {
   const std::string job = launched_communicator(communicators_named_in(line));
   if (!is_for_one(line)) {
     speaker.job = job;
     const std::string note = note_on_environment(communicators_named_in(line));
     if (!note.empty()) print_failure(speaker, note);
   }
-  const int status = run(line, job, speaker.name);
+  return run(line, job, speaker.name);
+}
+
+int run_as(Speaker& speaker, int argc, char** argv) {
+  const CommandLine line = read_command_line(argc, argv);
+  if (!line.command.empty()) speaker.name += " " + line.command;
+  speaker.wants_json = line.wants_json();
+  const int status = line.help.empty() ? run_in_job(speaker, line) : print_help(line);
   if (flush_output()) return status;
   print_failure(speaker, "cannot write to standard output");
   return std::max(status, kFailure);

@@ -36,6 +36,12 @@ std::string bash_text(const std::vector<CommandText>& commands) {
       "# bash completion of crossdock; made by `crossdock completion bash`\n"
       "_crossdock() {\n"
       "  local word=\"${COMP_WORDS[COMP_CWORD]}\" before=\"${COMP_WORDS[COMP_CWORD-1]}\" words=\n"
+      "  local prefix= list=\n"
+      "  case \"$word\" in\n"  // --option=value, which most shells split at the sign
+      "    =) word= ;;\n"
+      "    --*=*) before=\"${word%%=*}\" prefix=\"${word%%=*}=\" word=\"${word#*=}\" ;;\n"
+      "    *) if [ \"$before\" = = ]; then before=\"${COMP_WORDS[COMP_CWORD-2]}\"; fi ;;\n"
+      "  esac\n"
       "  if [ \"$COMP_CWORD\" = 1 ]; then\n"
       "    words=\"" +
       joined(names, " ") +
@@ -56,9 +62,10 @@ std::string bash_text(const std::vector<CommandText>& commands) {
       }
       const std::string pattern = "      " + joined(patterns, "|") + ") ";
       if (!option.choices.empty()) {
-        text += pattern + "words=\"" + joined(option.choices, " ") + "\" ;;\n";
+        text += pattern + "words=\"" + joined(option.choices, " ") + "\"" +
+                (option.placeholder == "LIST" ? " list=1" : "") + " ;;\n";
       } else if (takes_file(option)) {
-        text += pattern + "COMPREPLY=($(compgen -f -- \"$word\")); return ;;\n";
+        text += pattern + "COMPREPLY=($(compgen -P \"$prefix\" -f -- \"$word\")); return ;;\n";
       } else if (!option.placeholder.empty()) {
         text += pattern + "return ;;\n";
       }
@@ -68,8 +75,12 @@ std::string bash_text(const std::vector<CommandText>& commands) {
   return text +
          "    esac\n"
          "  fi\n"
-         "  COMPREPLY=($(compgen -W \"$words\" -- \"$word\"))\n"
-         "  if [ ${#COMPREPLY[@]} = 0 ]; then COMPREPLY=($(compgen -f -- \"$word\")); fi\n"
+         "  if [[ \"$list\" && \"$word\" = *,* ]]; then\n"
+         "    prefix=\"$prefix${word%,*},\" word=\"${word##*,}\"\n"
+         "  fi\n"
+         "  COMPREPLY=($(compgen -P \"$prefix\" -W \"$words\" -- \"$word\"))\n"
+         "  if [ ${#COMPREPLY[@]} = 0 ]; then COMPREPLY=($(compgen -P \"$prefix\" -f -- "
+         "\"$word\")); fi\n"
          "}\n"
          "complete -F _crossdock crossdock\n";
 }

@@ -12,7 +12,9 @@ lint="clang-format clang-tidy python3"
 bench="libopenblas-dev"  # for comparison
 python="python3 python3-dev python3-numpy python3-pytest python3-pip python3-venv"  # venv: for wheels and PyPI's torch
 packages="dpkg-dev file debootstrap"  # .deb files and their test
-fuzz="clang libclang-rt-14-dev"
+# libFuzzer is in a package of clang's version, 14 if clang is yet to be installed on Debian 12.
+clang_version=$(apt-cache show clang 2>/dev/null | sed -n 's/^Version: [0-9]*:\([0-9]*\).*/\1/p' | head -n 1) || true
+fuzz="clang libclang-rt-${clang_version:-14}-dev"
 torch="python3-torch"  # Debian's 1.13; tests of other versions install them from PyPI
 
 [[ "${CROSSDOCK_SKIP_SETUP:-0}" == 1 ]] && exit 0
@@ -55,7 +57,7 @@ else
   echo "  $install" >&2
   exit 1
 fi
-echo "setup.sh: about to install with apt-get, for '$*': ${missing[*]}"
+echo "setup.sh: about to install with apt-get, for '${*:-everything}': ${missing[*]}"
 echo "setup.sh: stop with Ctrl-C, or set CROSSDOCK_SKIP_SETUP=1 to use what is here"
 [[ -t 1 ]] && sleep 5
 if ! "${run[@]}" "$install"; then

@@ -205,7 +205,8 @@ DispatchConfig read_config(const Object& object) {
 }
 
 // Computed in doubles, which cannot overflow.
-void check_size(const DispatchConfig& config, const std::vector<size_t>& tokens_per_rank) {
+void check_size(const DispatchConfig& config, const std::vector<size_t>& tokens_per_rank,
+                bool has_dense_maps) {
   const auto P = static_cast<double>(tokens_per_rank.size());
   const auto E = static_cast<double>(config.num_experts);
   double num_tokens = 0.0;
@@ -220,7 +221,8 @@ void check_size(const DispatchConfig& config, const std::vector<size_t>& tokens_
     used_experts = E;
   }
   num_rows += used_experts * static_cast<double>(config.alignment - 1);
-  const double bytes = 32.0 * num_rows * static_cast<double>(config.width) + 32.0 * P * P * E;
+  double bytes = 32.0 * num_rows * static_cast<double>(config.width) + 32.0 * P * P * E;
+  if (has_dense_maps) bytes += 32.0 * num_tokens * E;
   if (!(bytes <= kMaxCaseBytes)) {
     reject("this case would need about ", std::ceil(bytes / 0x1p30),
            " GiB; eval is for small cases (at most ", kMaxCaseBytes / 0x1p30,

@@ -106,7 +106,9 @@ std::vector<uint8_t> read_mask(const Object& object, int rank, int64_t T);
 DispatchConfig read_config(const Object& object);
 
 /// Refuses a case that would need too much memory: even a short text can ask for any amount, as
-/// counts are [ranks, experts] on every rank, and alignment and pad_to_capacity add rows.
-void check_size(const DispatchConfig& config, const std::vector<size_t>& tokens_per_rank);
+/// counts are [ranks, experts] on every rank, and alignment and pad_to_capacity add rows. Dense
+/// maps are [tokens, experts].
+void check_size(const DispatchConfig& config, const std::vector<size_t>& tokens_per_rank,
+                bool has_dense_maps = false);
 
 }  // namespace crossdock::cli

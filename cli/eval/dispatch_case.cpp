@@ -186,7 +186,7 @@ DispatchCase parse_dispatch_case(const std::string& text) {
     num_routes.push_back(world.ranks[static_cast<size_t>(r)].expert_ids.size());
   }
   if (world.dense) check_dense(world);
-  check_size(world.config, num_routes);
+  check_size(world.config, num_routes, world.dense);
   return parsed;
 }
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <iostream>
 #include <new>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -15,6 +16,7 @@
 #include "cli/eval/run.hpp"
 #include "cli/json.hpp"
 #include "cli/processes/launched_job.hpp"
+#include "cli/processes/memory_file.hpp"
 #include "cli/text/layout.hpp"
 #include "cli/text/terminal.hpp"
 #include "cli/verify/case_file.hpp"
@@ -87,7 +89,9 @@ int print(const std::string& json, int status) {
 int run_kind(const EvalArgs& args, const std::string& text) {
   CaseFile file = parse_case_file(text);
   if (!args.communicator.empty()) file.communicator = args.communicator;
-  const CaseReport report = run_case_file(file, args.path);
+  std::optional<MemoryFile> copy;
+  if (args.path == "-") copy.emplace(text);
+  const CaseReport report = run_case_file(file, copy ? copy->path() : args.path);
   const int status = print(to_json(report), report.passed() ? 0 : 1);
   if (args.check) {
     const std::string words = report.passed()

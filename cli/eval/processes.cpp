@@ -1,15 +1,13 @@
 #include "cli/eval/processes.hpp"
 
-#include <unistd.h>
-
-#include <filesystem>
 #include <iostream>
+#include <optional>
 #include <span>
 
 #include "cli/json.hpp"
-#include "cli/output_file.hpp"
 #include "cli/processes/launch.hpp"
 #include "cli/processes/launched_job.hpp"
+#include "cli/processes/memory_file.hpp"
 #include "cli/text/log.hpp"
 #include "crossdock/group.hpp"
 
@@ -68,29 +66,11 @@ void share_results(Group& group, EvalResult& result) {
   }
 }
 
-// A file with the case, for as long as its processes may read it.
-class TemporaryFile {
- public:
-  explicit TemporaryFile(const std::string& text)
-      : path_(std::filesystem::temp_directory_path() /
-              ("crossdock-case-" + std::to_string(getpid()) + ".json")) {
-    write_file("the case", path_, text);
-  }
-  ~TemporaryFile() { unlink(path_.c_str()); }
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
-
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
 }  // namespace
 
 EvalResult run_case_on_processes(const EvalCase& eval_case, const std::string& path,
                                  const std::string& text) {
-  std::optional<TemporaryFile> copy;
+  std::optional<MemoryFile> copy;
   if (path == "-") copy.emplace(text);
   return result_in(run_processes({.communicator = eval_case.communicator,
                                   .ranks = eval_case.num_ranks(),

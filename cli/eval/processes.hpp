@@ -8,7 +8,7 @@
 namespace crossdock::cli {
 
 /// Like run_case, with ranks as processes of the case's communicator, which read the case from
-/// `path`; "-": from a temporary file with `text`.
+/// `path`; "-": from a file in memory with `text`.
 EvalResult run_case_on_processes(const EvalCase& eval_case, const std::string& path,
                                  const std::string& text);
 

@@ -5,23 +5,27 @@
 #include <initializer_list>
 #include <iterator>
 
-#include "cli/json.hpp"
-#include "crossdock/error.hpp"
+#include "cli/eval/case_reader.hpp"
 
 namespace crossdock::cli {
 namespace {
 
-[[noreturn]] void reject(const std::string& path, const std::string& words) {
+[[noreturn]] void refuse(const std::string& path, const std::string& words) {
   throw Error(ErrorCode::kInvalidArgument, "--config " + path + ": " + words);
 }
 
 Json read_object(const std::string& path) {
   const std::string file = std::filesystem::is_directory(path) ? path + "/config.json" : path;
   std::ifstream stream(file, std::ios::binary);
-  if (!stream) reject(path, "cannot read " + file);
+  if (!stream) refuse(path, "cannot read " + file);
   const std::string text(std::istreambuf_iterator<char>(stream), {});
-  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) reject(path, "must be a JSON object");
+  Json json;
+  try {
+    json = parse_json(text);
+  } catch (const Error& error) {
+    refuse(path, error.what());
+  }
+  if (!json.is_object()) refuse(path, "must be a JSON object");
   // A model of several kinds of input has the layer's sizes one level down.
   if (json.contains("text_config") && json["text_config"].is_object()) return json["text_config"];
   return json;
@@ -36,10 +40,10 @@ int64_t size_in(const Json& json, const std::string& path,
     if (!json.contains(key) || json[key].is_null()) continue;
     const bool is_size = json[key].is_number_integer() && json[key].get<int64_t>() > 0;
     if (!is_size)
-      reject(path, std::string(key) + " must be a positive integer, got " + json[key].dump());
+      refuse(path, std::string(key) + " must be a positive integer, got " + shown(json[key]));
     return json[key].get<int64_t>();
   }
-  reject(path, "must have one of the keys " + known + "; is it a model with experts?");
+  refuse(path, "must have one of the keys " + known + "; is it a model with experts?");
 }
 
 }  // namespace

@@ -198,7 +198,7 @@ class Child {
   // is called when the text has grown.
   Reading read_to_end(std::string& text, Clock::time_point deadline,
                       const std::function<void()>& on_piece) const {
-    std::array<char, 4096> piece{};
+    std::vector<char> piece(65536);  // what a pipe holds
     for (;;) {
       if (caught_signal != 0) return Reading::kSignal;
       if (Clock::now() >= deadline) return Reading::kDeadline;
@@ -294,9 +294,10 @@ JobEnd run_or_be_interrupted(const ProcessJob& job, bool has_a_death) {
   Child child(std::move(launcher.command), std::move(launcher.environment.variables()),
               /*is_quiet=*/has_a_death);
   std::string output;
+  size_t searched = 0;
   const ProgressLine line;
   const auto show = [&] {
-    const std::optional<RankProgress> progress = take_progress(output);
+    const std::optional<RankProgress> progress = take_progress(output, searched);
     if (!progress) return;
     if (job.on_progress) {
       job.on_progress(*progress);

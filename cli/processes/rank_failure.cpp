@@ -37,18 +37,20 @@ void write_report(char mark, const Json& report) {
   [[maybe_unused]] const ssize_t written = write(STDOUT_FILENO, line.data(), line.size());
 }
 
-// Removes the complete reports with this mark, and passes each to `take`.
-void take_all(char mark, std::string& output, const auto& take) {
+// Removes the complete reports with this mark from position `at` on, and passes each to `take`.
+// Returns the position before which none can begin any more.
+size_t take_all(char mark, std::string& output, size_t at, const auto& take) {
   const std::string begin = {'\n', mark};
-  for (size_t at = 0; (at = output.find(begin, at)) != std::string::npos;) {
+  while ((at = output.find(begin, at)) != std::string::npos) {
     const size_t text = at + begin.size();
     const size_t end = output.find('\n', text);
-    if (end == std::string::npos) return;
+    if (end == std::string::npos) return at;
     const Json report =
         Json::parse(output.substr(text, end - text), nullptr, /*allow_exceptions=*/false);
     output.erase(at, end + 1 - at);
     if (report.is_object()) take(report);
   }
+  return output.ends_with('\n') ? output.size() - 1 : output.size();
 }
 
 }  // namespace
@@ -66,15 +68,17 @@ void report_progress(const RankProgress& progress) {
   write_report(kProgressMark, json_of(progress));
 }
 
-std::optional<RankProgress> take_progress(std::string& output) {
+std::optional<RankProgress> take_progress(std::string& output, size_t& searched) {
   std::optional<RankProgress> last;
-  take_all(kProgressMark, output, [&](const Json& report) { read_json(report, last.emplace()); });
+  searched = take_all(kProgressMark, output, searched,
+                      [&](const Json& report) { read_json(report, last.emplace()); });
   return last;
 }
 
 std::vector<RankFailure> take_reports(std::string& output) {
   std::vector<RankFailure> failures;
-  take_all(kMark, output, [&](const Json& report) { read_json(report, failures.emplace_back()); });
+  take_all(kMark, output, 0,
+           [&](const Json& report) { read_json(report, failures.emplace_back()); });
   std::ranges::sort(failures, {}, &RankFailure::rank);
   return failures;
 }

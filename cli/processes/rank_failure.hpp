@@ -31,7 +31,8 @@ void report_to_command(const RankFailure& failure);
 void report_progress(const RankProgress& progress);
 
 /// Removes reports of progress from the output so far and returns the last one, if there is one.
-std::optional<RankProgress> take_progress(std::string& output);
+/// `searched`: how much of the output needs no further search; 0 at first.
+std::optional<RankProgress> take_progress(std::string& output, size_t& searched);
 
 /// Removes the reports of failures from the output of a job and returns them.
 std::vector<RankFailure> take_reports(std::string& output);

@@ -10,6 +10,7 @@
 #include "cli/verify/random_cases.hpp"
 #include "cli/verify/random_run.hpp"
 #include "crossdock/cuda.hpp"
+#include "crossdock/extend/strategy_list.hpp"
 
 namespace crossdock::cli {
 
@@ -50,23 +51,26 @@ GroupOptions group_options_of_cases() {
 
 CaseFile parse_case_file(const std::string& text) {
   const std::string kind = kind_of_case(text);
+  CaseFile file;
   if (kind == "layer") {
     const LayerCase parsed = parse_layer_case(text);
-    return {.strategy = parsed.strategy,
+    file = {.strategy = parsed.strategy,
             .communicator = parsed.communicator,
             .device = parsed.device,
             .one = testing::layer_case(parsed.layer, parsed.ranks_per_node,
                                        layer_places(parsed.device))};
-  }
-  if (kind != "dispatch") {
+  } else if (kind == "dispatch") {
+    const DispatchCase parsed = parse_dispatch_case(text);
+    file = {.strategy = parsed.strategy,
+            .communicator = parsed.communicator,
+            .device = parsed.device,
+            .one = random_case_of(parsed.world, parsed.ranks_per_node)};
+  } else {
     throw Error(ErrorCode::kInvalidArgument,
                 "kind must be \"dispatch\" or \"layer\"; got \"" + kind + "\"");
   }
-  const DispatchCase parsed = parse_dispatch_case(text);
-  return {.strategy = parsed.strategy,
-          .communicator = parsed.communicator,
-          .device = parsed.device,
-          .one = random_case_of(parsed.world, parsed.ranks_per_node)};
+  if (file.strategy != "auto") make_strategy(file.strategy);  // throws if it is unknown
+  return file;
 }
 
 CaseReport run_case_file(const CaseFile& file, const std::string& path) {
@@ -77,10 +81,6 @@ CaseReport run_case_file(const CaseFile& file, const std::string& path) {
                         .on_gpu = on_gpu,
                         .group = group_options_of_cases()};
     return report_of(judge_on_threads(run, file.one, file.strategy));
-  }
-  if (path == "-") {
-    throw Error(ErrorCode::kInvalidArgument,
-                "a case for processes must be in a file, as all of them read it");
   }
   return parse_case_report(run_processes({.communicator = file.communicator,
                                           .ranks = file.one.num_ranks,

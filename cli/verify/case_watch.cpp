@@ -3,10 +3,12 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 namespace crossdock::cli {
 namespace {
@@ -15,7 +17,7 @@ constexpr std::array kCrashes = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 
 // Formatted before the case begins, as a handler of signals must not format.
 struct Note {
-  std::array<char, 160> text{};
+  std::array<char, 1024> text{};
   size_t size = 0;
 };
 std::array<Note, 2> notes;
@@ -36,24 +38,24 @@ void on_crash(int signal) {
   raise(signal);
 }
 
-uint64_t seed_of_run = 0;
+CaseWatch::Advice advice_of_run;
 
 void set_note(int64_t number) {
   const size_t next = 1 - current_note;
-  const int size =
-      std::snprintf(notes[next].text.data(), notes[next].text.size(),
-                    "crossdock verify: did not survive case %lld; reproduce it with --random 1 "
-                    "--seed %llu --first %lld\n",
-                    static_cast<long long>(number), static_cast<unsigned long long>(seed_of_run),
-                    static_cast<long long>(number));
-  notes[next].size = static_cast<size_t>(size);
+  const int size = std::snprintf(
+      notes[next].text.data(), notes[next].text.size(),
+      "crossdock verify: did not survive case %lld; reproduce it with --random 1 "
+      "--seed %llu --first %lld%s\n",
+      static_cast<long long>(number), static_cast<unsigned long long>(advice_of_run.seed),
+      static_cast<long long>(number), advice_of_run.options.c_str());
+  notes[next].size = std::min(static_cast<size_t>(size), notes[next].text.size() - 1);
   current_note = next;
 }
 
 }  // namespace
 
-CaseWatch::CaseWatch(uint64_t seed, std::chrono::seconds limit) {
-  seed_of_run = seed;
+CaseWatch::CaseWatch(Advice advice, std::chrono::seconds limit) {
+  advice_of_run = std::move(advice);
   for (const int crash : kCrashes) {
     struct sigaction old {};
     sigaction(crash, nullptr, &old);
@@ -83,18 +85,25 @@ CaseWatch::~CaseWatch() {
 void CaseWatch::begin(int64_t number) {
   const std::lock_guard lock(mutex_);
   set_note(number);
-  ++num_begun_;
+  ++num_changes_;
+  is_running_ = true;
+}
+
+void CaseWatch::pause() {
+  const std::lock_guard lock(mutex_);
+  ++num_changes_;
+  is_running_ = false;
 }
 
 void CaseWatch::watch(std::chrono::seconds limit) {
   std::unique_lock lock(mutex_);
-  int64_t seen = num_begun_;
+  int64_t seen = num_changes_;
   while (!changed_.wait_for(lock, limit, [this] { return is_over_; })) {
-    if (num_begun_ > 0 && num_begun_ == seen) {
+    if (is_running_ && num_changes_ == seen) {
       write_note();
       std::_Exit(EXIT_FAILURE);
     }
-    seen = num_begun_;
+    seen = num_changes_;
   }
 }
 

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <string>
 #include <thread>
 
 namespace crossdock::cli {
@@ -13,13 +14,20 @@ namespace crossdock::cli {
 /// and says so if a case does not end within the limit. One at a time.
 class CaseWatch {
  public:
-  CaseWatch(uint64_t seed, std::chrono::seconds limit);
+  /// How to reproduce a case, besides its number.
+  struct Advice {
+    uint64_t seed = 0;
+    std::string options{};  // " --ranks 8 ...": those on which cases depend
+  };
+  CaseWatch(Advice advice, std::chrono::seconds limit);
   ~CaseWatch();
   CaseWatch(const CaseWatch&) = delete;
   CaseWatch& operator=(const CaseWatch&) = delete;
 
   /// The case that begins now.
   void begin(int64_t number);
+  /// No case runs from now until the next begins; the limit does not apply.
+  void pause();
 
  private:
   void watch(std::chrono::seconds limit);
@@ -27,7 +35,8 @@ class CaseWatch {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool is_over_ = false;
-  int64_t num_begun_ = 0;
+  bool is_running_ = false;
+  int64_t num_changes_ = 0;  // calls of begin and pause
   std::thread watcher_;
 };
 

@@ -47,11 +47,11 @@ void add_options(Options& options, VerifyArgs& args) {
   options.flag("--faults", args.faults,
                "Instead of the checks, make one rank of four fail at every step");
   options.whole_number("--random", args.random, {1, kMostCases},
-                       "Instead of the checks, judge so many random cases");
+                       "Instead of the checks, judge this many random cases");
   options.whole_number("--seed", args.seed, {0, {}},
                        "Seed of the random cases (default: a new one, which is printed)");
   options.whole_number("--first", args.first, {0, kLastFirstCase},
-                       "Number of the first random case");
+                       "Number of the first random case (default: 0)");
   options.text("--output", "FOLDER", args.output,
                "Where files of failing random cases go (default: the current folder)");
   options.flag("--list", args.list, "List the names of the checks or faults without running them");

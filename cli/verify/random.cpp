@@ -38,7 +38,7 @@ uint64_t new_seed() {
 
 RandomRun run_of(const VerifyArgs& args, uint64_t seed, int most_ranks) {
   return {.seed = seed,
-          .first = args.first,
+          .first = args.first.value_or(0),
           .count = *args.random,
           .most_ranks = most_ranks,
           .strategies = args.strategies,
@@ -73,26 +73,39 @@ class RandomProgress {
   Clock::time_point shown_ = begin_;
 };
 
+// The options besides number and seed on which a case and how it runs depend.
+std::string options_of_case(const VerifyArgs& args, const RandomRun& run,
+                            const std::string& communicator) {
+  std::string options =
+      " --ranks " + std::to_string(run.most_ranks) + " --communicator " + communicator;
+  for (const std::string& strategy : args.strategies) options += " --strategy " + strategy;
+  if (args.device != "cpu") options += " --device " + args.device;
+  return options;
+}
+
 // Runs with progress, and with a note of the case if the process does not survive it.
 // `shows`: on rank 0.
-RandomResult watched(RandomRun& run, const std::string& communicator, bool shows,
-                     const auto& body) {
+RandomResult watched(const VerifyArgs& args, RandomRun& run, const std::string& communicator,
+                     bool shows, const auto& body) {
   RandomProgress progress(run, communicator);
-  CaseWatch watch(run.seed, kLimitOfCase);
+  CaseWatch watch({.seed = run.seed, .options = options_of_case(args, run, communicator)},
+                  kLimitOfCase);
   run.progress = [&](int64_t number) {
     watch.begin(number);
     if (shows) progress.show(number);
   };
+  run.idle = [&] { watch.pause(); };
   return body();
 }
 
 RandomReport run_on_threads(const VerifyArgs& args, uint64_t seed, int most_ranks) {
   RandomRun run = run_of(args, seed, most_ranks);
-  return {.communicator = "threads",
-          .device = args.device,
-          .ranks = most_ranks,
-          .seed = seed,
-          .result = watched(run, "threads", true, [&] { return run_random_on_threads(run); })};
+  return {
+      .communicator = "threads",
+      .device = args.device,
+      .ranks = most_ranks,
+      .seed = seed,
+      .result = watched(args, run, "threads", true, [&] { return run_random_on_threads(run); })};
 }
 
 RandomReport run_on_processes(const VerifyArgs& args, const std::string& communicator,
@@ -103,7 +116,7 @@ RandomReport run_on_processes(const VerifyArgs& args, const std::string& communi
   };
   add("--random", std::to_string(*args.random));
   add("--seed", std::to_string(seed));
-  add("--first", std::to_string(args.first));
+  add("--first", std::to_string(args.first.value_or(0)));
   add("--communicator", communicator);
   add("--device", args.device);
   for (const std::string& strategy : args.strategies) add("--strategy", strategy);
@@ -183,16 +196,8 @@ uint64_t agreed_seed(const VerifyArgs& args, const std::string& job) {
 }
 
 int print(const VerifyArgs& args, std::vector<RandomReport> reports) {
-  bool passed = true;
-  for (RandomReport& report : reports) {
-    passed = passed && report.passed();
-    const RandomReport& first = reports.front();
-    if (report.passed() && first.passed() && report.result.checksum != first.result.checksum) {
-      passed = false;
-      report.result.failures.push_back(
-          {args.first, "", {"the checksum differs from that on " + first.communicator}});
-    }
-  }
+  compare_checksums(reports);
+  const bool passed = std::ranges::all_of(reports, &RandomReport::passed);
   std::cout << (args.json ? to_json(reports) + "\n" : to_text(reports, output_style()))
             << std::flush;
   return passed || args.always_zero ? 0 : 1;
@@ -212,7 +217,7 @@ int run_as_rank(const VerifyArgs& args, const std::string& job) {
                       .device = args.device,
                       .ranks = whole->size(),
                       .seed = seed,
-                      .result = watched(run, job, whole->rank() == 0,
+                      .result = watched(args, run, job, whole->rank() == 0,
                                         [&] { return run_random_as_process(run, connect); })};
   if (whole->rank() != 0) return 0;
   // The process that started the ranks, if it is this program, reduces and writes the cases.

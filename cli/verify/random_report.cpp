@@ -26,6 +26,7 @@ static void describe(auto& fields, RandomReport& report) {
   fields("seconds", report.result.seconds);
   fields.text("checksum", report.result.checksum, 16);
   fields("failures", report.result.failures);
+  fields("difference", report.difference, std::string());
 }
 
 namespace {
@@ -60,11 +61,26 @@ std::string last_line(const RandomReport& report, const TextStyle& style) {
 
 }  // namespace
 
+void compare_checksums(std::vector<RandomReport>& reports) {
+  for (RandomReport& report : reports) {
+    const RandomReport& first = reports.front();
+    if (report.passed() && first.passed() && report.result.checksum != first.result.checksum) {
+      report.difference = "its checksum is not that on " + first.communicator;
+    }
+  }
+}
+
 std::string to_text(const std::vector<RandomReport>& reports, const TextStyle& style) {
   std::string text;
   for (const RandomReport& report : reports) {
     for (const RandomFailure& failure : report.result.failures) {
       text += failure_text(report, failure, style.width) + "\n";
+    }
+    if (!report.difference.empty()) {
+      text += wrap("the run of seed " + std::to_string(report.seed) + " (" + report.communicator +
+                       ") differs: " + report.difference,
+                   style.width, 2) +
+              "\n\n";
     }
   }
   for (const RandomReport& report : reports) text += last_line(report, style);

@@ -15,9 +15,14 @@ struct RandomReport {
   int ranks = 0;
   uint64_t seed = 0;
   RandomResult result;
+  std::string difference{};  // of the whole run from another; empty: there is none
 
-  bool passed() const { return result.failures.empty(); }
+  bool passed() const { return result.failures.empty() && difference.empty(); }
 };
+
+/// The same cases must have the same checksum on every communicator. Sets `difference` where they
+/// have not, although they passed.
+void compare_checksums(std::vector<RandomReport>& reports);
 
 /// Failures, then one line for each report.
 std::string to_text(const std::vector<RandomReport>& reports, const TextStyle& style);

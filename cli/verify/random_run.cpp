@@ -164,6 +164,7 @@ RandomResult run_random_as_process(const RandomRun& run, const Connect& connect)
   for (int64_t block = run.first; block < end_of(run); block = end_of_block(run, block)) {
     const BlockShape shape = shape_of_block(run.seed, block, run.most_ranks);
     Group& all = groups.all(shape.ranks_per_node);
+    if (run.idle) run.idle();
     // Processes without cases wait here, until rank 0 says that the run goes on.
     const std::array<int64_t, 1> failures = {std::ssize(result.failures)};
     const Agreement start =
@@ -179,6 +180,7 @@ RandomResult run_random_as_process(const RandomRun& run, const Connect& connect)
       if (group.is_poisoned()) groups.forget(shape.num_ranks, shape.ranks_per_node);
     }
   }
+  if (run.idle) run.idle();
   result.seconds = seconds_since(begin);
   return result;
 }

@@ -24,6 +24,8 @@ struct RandomRun {
   int most_failures = 3;  // the run ends after so many
   /// Called before each case, with its number, once in each process that takes part in it.
   std::function<void(int64_t)> progress{};
+  /// Called in each process when it has no case to run, for example as others run cases without it.
+  std::function<void()> idle{};
 };
 
 struct RandomFailure {

@@ -88,6 +88,13 @@ TEST(CAbi, JoinArgs) {
 }
 
 TEST(CAbi, Wait) {
+  EXPECT_SIZE(crossdock_chunk, 40);
+  EXPECT_FIELD(crossdock_chunk, callback, 0);
+  EXPECT_FIELD(crossdock_chunk, result, 8);
+  EXPECT_FIELD(crossdock_chunk, first_expert, 16);
+  EXPECT_FIELD(crossdock_chunk, last_expert, 24);
+  EXPECT_FIELD(crossdock_chunk, status, 32);
+  EXPECT_FIELD(crossdock_chunk, padding, 36);
   EXPECT_SIZE(crossdock_wait, 32);
   EXPECT_FIELD(crossdock_wait, operation, 0);
   EXPECT_FIELD(crossdock_wait, sequence, 8);

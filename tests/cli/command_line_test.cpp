@@ -115,6 +115,18 @@ TEST(Completion, InBashOffersCommandsOptionsAndValues) {
   EXPECT_THAT(completed("crossdock run --strategy h"), HasSubstr(" hierarchical "));
   EXPECT_THAT(completed("crossdock plan --fabric gb"), HasSubstr(" gb200 "));
   EXPECT_THAT(completed("crossdock help m"), HasSubstr(" mesh "));
+  // bash splits a line at = signs.
+  EXPECT_THAT(completed("crossdock run --preset ="), HasSubstr(" gpt-oss-20b "));
+  EXPECT_EQ(completed("crossdock run --preset = qw"), " qwen3-30b-a3b \n");
+  EXPECT_EQ(completed("crossdock run --preset=qw"), " --preset=qwen3-30b-a3b \n");
+  EXPECT_EQ(completed("crossdock verify --strategy direct,alltoall,h"),
+            " direct,alltoall,hierarchical \n");
+  EXPECT_EQ(completed("crossdock verify --dtype = fp32,b"), " fp32,bf16 \n");
+}
+
+TEST(Suggestion, NamesNoHiddenOption) {
+  EXPECT_THAT(run_command("verify --always-zer").err, Not(HasSubstr("always-zero")));
+  EXPECT_THAT(run_command("verify --communicato x").err, HasSubstr("--communicator"));
 }
 
 TEST(Completion, OfEveryShellHasEveryOptionOfEveryCommand) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <set>
 
 #include "cli/command.hpp"
@@ -77,9 +78,49 @@ TEST(Eval, ReportsErrorsOfADispatchCaseAsFindings) {
               HasSubstr("placement must hold ranks in [0, 2); got 65536"));
   eval_case["kind"] = "pancake";
   EXPECT_THAT(run_command("eval -", eval_case.dump()).out, HasSubstr("kind must be"));
-  eval_case["kind"] = "dispatch";
-  eval_case["communicator"] = "sockets";
-  EXPECT_THAT(run_command("eval -", eval_case.dump()).out, HasSubstr("must be in a file"));
+}
+
+TEST(Eval, RefusesAnUnknownStrategyOfACaseOfAKind) {
+  json eval_case = json::parse(read_project_file("examples/cases/dispatch.json"));
+  eval_case["strategy"] = "teleport";
+  const CommandResult result = run_command("eval --check -", eval_case.dump());
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(json::parse(result.out)["error"].get<std::string>(), HasSubstr("teleport"));
+  EXPECT_THAT(result.err, testing::IsEmpty());
+}
+
+TEST(Eval, RefusesDenseMapsThatNeedTooMuchMemory) {
+  json eval_case = json::parse(read_project_file("examples/cases/dispatch.json"));
+  eval_case["dense"] = true;
+  eval_case["slots"] = eval_case["top_k"];
+  eval_case["experts"] = 20'000'000;
+  eval_case.erase("placement");
+  eval_case["ranks"] = 1;
+  json ids = json::array();
+  json weights = json::array();
+  std::vector<int> experts(eval_case["top_k"].get<size_t>());
+  std::iota(experts.begin(), experts.end(), 0);
+  for (int token = 0; token < 100; ++token) {
+    ids.push_back(experts);
+    weights.push_back(std::vector<double>(experts.size(), 0.5));
+  }
+  eval_case["per_rank"] = json::array({{{"expert_ids", ids}, {"weights", weights}}});
+  const json result = json::parse(run_command("eval -", eval_case.dump()).out);
+  ASSERT_TRUE(result.contains("error")) << result;
+  EXPECT_THAT(result["error"].get<std::string>(), HasSubstr("eval is for small cases"));
+}
+
+// The processes read it too, and no file can be left behind: none is written.
+TEST(Eval, RunsCasesOfStandardInputInProcesses) {
+  for (const char* file : {"examples/cases/demo.json", "examples/cases/dispatch.json"}) {
+    json eval_case = json::parse(read_project_file(file));
+    const CommandResult threads = run_command("eval -", eval_case.dump());
+    eval_case["communicator"] = "sockets";
+    const CommandResult sockets =
+        run_program("env TMPDIR=/no/such/folder " CROSSDOCK_COMMAND " eval -", eval_case.dump());
+    EXPECT_EQ(sockets.status, 0) << sockets.out << sockets.err;
+    EXPECT_EQ(sockets.out, threads.out) << file;
+  }
 }
 
 // Values travel as JSON between processes: with every digit, and also if they are not finite.

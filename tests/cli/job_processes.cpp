@@ -29,6 +29,16 @@ std::vector<pid_t> processes_with(const std::vector<std::string>& words) {
   return found;
 }
 
+bool has_file(pid_t process, const std::string& name) {
+  std::error_code ended;
+  const std::filesystem::path folder = "/proc/" + std::to_string(process) + "/fd";
+  for (const auto& entry : std::filesystem::directory_iterator(folder, ended)) {
+    const std::string target = std::filesystem::read_symlink(entry.path(), ended).string();
+    if (target.find(name) != std::string::npos) return true;
+  }
+  return false;
+}
+
 RunningCommand::RunningCommand(const std::string& environment, const std::string& arguments) {
   static int number = 0;
   files_ = testing::TempDir() + "crossdock_running_" + std::to_string(getpid()) + "_" +

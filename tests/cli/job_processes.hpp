@@ -15,6 +15,9 @@ namespace crossdock::cli {
 /// a job inherit. "NAME=value" is a word.
 std::vector<pid_t> processes_with(const std::vector<std::string>& words);
 
+/// Whether the process has a memory file whose name begins with this.
+bool has_file(pid_t process, const std::string& name);
+
 /// The command `crossdock`, while it runs.
 class RunningCommand {
  public:

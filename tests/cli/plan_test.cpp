@@ -91,6 +91,14 @@ TEST(Plan, TakesTheConfigurationOfAModel) {
   EXPECT_THAT(plan_of("[]").out, HasSubstr("must be a JSON object"));
   EXPECT_THAT(plan_of(R"({"hidden_size": "wide"})").out,
               HasSubstr("hidden_size must be a positive integer"));
+  EXPECT_THAT(plan_of("{").out, HasSubstr("not JSON"));
+  const std::string deep = std::string(300'000, '[') + std::string(300'000, ']');
+  const std::string deep_size = R"({"hidden_size": )" + deep + "}";
+  for (const std::string& config : {deep, deep_size}) {
+    const CommandResult refused = plan_of(config);
+    EXPECT_EQ(refused.status, 1);
+    EXPECT_THAT(refused.out, HasSubstr("must nest at most 64 deep"));
+  }
   std::filesystem::remove_all(folder);
   EXPECT_THAT(run_command("plan --tokens 64 --config " + folder).err, HasSubstr("cannot read"));
 }

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -15,6 +16,7 @@
 #include "cli/eval/dispatch_case.hpp"
 #include "cli/verify/case_watch.hpp"
 #include "cli/verify/random_cases.hpp"
+#include "cli/verify/random_report.hpp"
 #include "crossdock/error.hpp"
 #include "testing/conformance/faulty_strategy.hpp"
 
@@ -26,6 +28,7 @@ using conformance::World;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 // A run on up to three ranks with the strategy `direct`, disturbed by these faults.
 RandomRun run_with(const Faults& faults, int64_t count) {
@@ -149,15 +152,15 @@ TEST(RandomRun, FindsALostRoute) {
   EXPECT_EQ(found.reduced.config.num_experts, 1);
 }
 
-// Rank 1 comes later than the deadline.
+// Rank 1 comes later than the deadline, which is long enough for a busy machine.
 TEST(RandomRun, NamesTheCaseThatHangsAndGoesOn) {
   const auto stall = [](Strategy& inner, const StrategyCall& call, std::span<const RowPart> parts) {
-    if (call.group.rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(2));
+    if (call.group.rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(12));
     inner.scatter(call, parts);
   };
   RandomRun run = run_with({.scatter = stall}, kCasesPerBlock * 8);
-  run.group = {.arrival_deadline = std::chrono::milliseconds(500),
-               .progress_deadline = std::chrono::milliseconds(500)};
+  run.group = {.arrival_deadline = std::chrono::seconds(4),
+               .progress_deadline = std::chrono::seconds(4)};
   run.most_failures = 2;
   const RandomResult result = run_random_on_threads(run);
   ASSERT_EQ(result.failures.size(), 2);
@@ -205,8 +208,6 @@ TEST(RandomRun, GoesOnInOneJobAfterAHang) {
     }
   };
   RandomRun run = run_with({.scatter = skip}, 12 * kCasesPerBlock);
-  run.group = {.arrival_deadline = std::chrono::seconds(1),
-               .progress_deadline = std::chrono::seconds(1)};
   run.most_failures = 1000;
   const RandomResult result = run_as_processes(run);
   EXPECT_EQ(result.num_cases, run.count);
@@ -220,12 +221,15 @@ TEST(RandomRun, GoesOnInOneJobAfterAHang) {
 TEST(CaseWatchDeathTest, NamesTheCaseOfACrashOrAnEndlessLoop) {
   const auto begin = [](std::chrono::seconds limit) {
     static std::unique_ptr<CaseWatch> watch;
-    watch = std::make_unique<CaseWatch>(7, limit);
+    watch = std::make_unique<CaseWatch>(
+        CaseWatch::Advice{.seed = 7, .options = " --ranks 5 --communicator sockets"}, limit);
     watch->begin(3);
     watch->begin(12);
   };
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  const char* words = "did not survive case 12; reproduce it with --random 1 --seed 7 --first 12";
+  const char* words =
+      "did not survive case 12; reproduce it with --random 1 --seed 7 --first 12 --ranks 5 "
+      "--communicator sockets\n";
   EXPECT_EXIT(
       {
         begin(std::chrono::seconds(1000));
@@ -238,6 +242,37 @@ TEST(CaseWatchDeathTest, NamesTheCaseOfACrashOrAnEndlessLoop) {
         std::this_thread::sleep_for(std::chrono::seconds(600));
       },
       ::testing::ExitedWithCode(1), words);
+}
+
+// A rank that waits while others run cases without it.
+TEST(CaseWatch, HasNoLimitBetweenCases) {
+  CaseWatch watch({.seed = 7}, std::chrono::seconds(2));
+  watch.begin(3);
+  watch.pause();
+  std::this_thread::sleep_for(std::chrono::seconds(5));
+}
+
+TEST(RandomRun, SaysInEveryProcessWhenItHasNoCase) {
+  RandomRun run = run_with({}, 4 * kCasesPerBlock);
+  std::atomic<int> num_idle{0};
+  run.idle = [&] { ++num_idle; };
+  run_as_processes(run);
+  EXPECT_EQ(num_idle, 5 * run.most_ranks);  // before each block and after the last
+}
+
+TEST(RandomReport, ADifferenceBlamesNoCase) {
+  std::vector<RandomReport> reports = {
+      {.communicator = "threads", .seed = 7, .result = {.num_cases = 9, .checksum = 1}},
+      {.communicator = "sockets", .seed = 7, .result = {.num_cases = 9, .checksum = 2}}};
+  compare_checksums(reports);
+  EXPECT_TRUE(reports[0].passed());
+  EXPECT_FALSE(reports[1].passed());
+  const std::string text = to_text(reports, {.width = 80});
+  EXPECT_THAT(text, HasSubstr("the run of seed 7 (sockets) differs: its checksum is not that on "
+                              "threads\n"));
+  EXPECT_THAT(text, Not(HasSubstr("case 0")));
+  const std::vector<RandomReport> again = parse_random_reports(to_json(reports));
+  EXPECT_EQ(again[1].difference, reports[1].difference);
 }
 
 TEST(RandomRun, FilesHoldWholeWorlds) {

@@ -1,11 +1,12 @@
 // A rank is killed: what the command says, and what the other ranks of a launcher's job say.
 
+#include "cli/processes/rank_failure.hpp"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
 
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -24,17 +25,6 @@ using testing::StartsWith;
 
 constexpr int kSize = 4;
 constexpr const char* kRun = "run --tokens 8 --steps 100000000";
-
-// Whether the process has a memory file whose name begins with this.
-bool has_file(pid_t process, const std::string& name) {
-  std::error_code ended;
-  const std::filesystem::path folder = "/proc/" + std::to_string(process) + "/fd";
-  for (const auto& entry : std::filesystem::directory_iterator(folder, ended)) {
-    const std::string target = std::filesystem::read_symlink(entry.path(), ended).string();
-    if (target.find(name) != std::string::npos) return true;
-  }
-  return false;
-}
 
 std::string unique_word() {
   static int number = 0;
@@ -57,16 +47,37 @@ size_t count(const std::string& text, const std::string& part) {
   return number;
 }
 
+// Reports arrive in pieces of any size, between lines of the results.
+TEST(RankProgress, IsFoundInPieces) {
+  const std::string whole =
+      "one\n\n\x1f{\"done\": 1, \"words\": \"a\"}\ntwo\n\n\x1f{\"done\": 2, \"words\": "
+      "\"b\"}\n\n\x1f"
+      "{\"done\": 3, \"words\": \"c\"}\n\nthree\n";
+  for (size_t size = 1; size <= whole.size(); ++size) {
+    std::string output;
+    size_t searched = 0;
+    int64_t last = 0;
+    for (size_t at = 0; at < whole.size(); at += size) {
+      output += whole.substr(at, size);
+      if (const auto progress = take_progress(output, searched)) last = progress->done;
+      EXPECT_LE(searched, output.size());
+    }
+    EXPECT_EQ(last, 3) << size;
+    EXPECT_EQ(output, "one\ntwo\n\nthree\n") << size;
+    EXPECT_GE(searched + 1, output.size()) << size;
+  }
+}
+
 using Victim = std::tuple<int, const char*>;  // the rank, and the command
 
-class RankFailure : public testing::TestWithParam<Victim> {
+class KilledRank : public testing::TestWithParam<Victim> {
  protected:
   const int victim_ = std::get<0>(GetParam());
   const std::string arguments_ = std::get<1>(GetParam());
   const std::string word_ = unique_word();
 };
 
-class InAJobOfTheCommand : public RankFailure {};
+class InAJobOfTheCommand : public KilledRank {};
 
 TEST_P(InAJobOfTheCommand, IsSaidOnceByTheCommand) {
   RunningCommand command(word_, arguments_ + " --communicator sockets --ranks 4");
@@ -94,7 +105,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, InAJobOfTheCommand,
                                          Victim{0, kBench},
                                          Victim{2, "verify --strategy direct --json"}));
 
-class InAJobOfALauncher : public RankFailure {};
+class InAJobOfALauncher : public KilledRank {};
 
 TEST_P(InAJobOfALauncher, IsSaidOnceByEverySurvivor) {
   const std::string job = word_ + " WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT=" +
@@ -127,7 +138,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, InAJobOfALauncher,
                                          Victim{2, "verify --strategy direct"}));
 
 // A rank that cannot start its part, before there is a group.
-TEST(RankFailureInSetUp, NamesTheRankThatSpeaks) {
+TEST(KilledRankInSetUp, NamesTheRankThatSpeaks) {
   RunningCommand alone(
       "RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 CROSSDOCK_ARRIVAL_DEADLINE=1 MASTER_PORT=" +
           std::to_string(find_free_port()),

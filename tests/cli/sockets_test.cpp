@@ -75,6 +75,21 @@ TEST(SocketsRun, ReportsAnImpossibleJobOnce) {
   EXPECT_THAT(result.err, HasSubstr("/no/such/folder"));
 }
 
+// In a job whose other ranks never start.
+TEST(SocketsHelp, NeedsNoOtherRank) {
+  for (const char* arguments : {"--version", "-V", "--help", "help run", "version", "run --help",
+                                "completion bash", "man run"}) {
+    const CommandResult alone = run_command(arguments);
+    for (const char* rank : {"0", "1", "7"}) {
+      const CommandResult result = run_program(
+          "env WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 RANK=" + std::string(rank) + " " +
+          CROSSDOCK_COMMAND + " " + arguments);
+      EXPECT_EQ(result.status, 0) << arguments << result.err;
+      EXPECT_EQ(result.out, alone.out) << arguments << ", rank " << rank;
+    }
+  }
+}
+
 TEST(SocketsVerify, StartsItsRanksItself) {
   const json verified =
       run_json("verify --communicator sockets --strategy direct --ranks 1,2 --case vector --json");
