@@ -210,7 +210,13 @@ class Testbed:
         ip("link", "set", f"data{node}", "down")
 
     def mend(self, node):
+        """Undoes `cut`, also for what the nodes know of each other: that a node was out of reach is remembered for a while."""
         ip("link", "set", f"data{node}", "up")
+        deadline = time.monotonic() + 30
+        while json.loads(ip("-j", "link", "show", f"data{node}"))[0]["operstate"] != "UP" and time.monotonic() < deadline:
+            time.sleep(0.02)
+        for i in range(self.num_nodes):
+            ip("-n", f"node{i}", "neigh", "flush", "dev", "data")
 
     def slow_down(self, node, rate):
         """Limits the rate of the link in both directions. Returns False if the kernel cannot."""
