@@ -2,7 +2,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -16,7 +15,6 @@
 #include "comm/sockets/socket.hpp"
 #include "comm/sockets/store.hpp"
 #include "comm/sockets_ranks.hpp"
-#include "support/forked_child.hpp"
 
 namespace crossdock::testing {
 namespace {
@@ -171,39 +169,6 @@ TEST(Store, IgnoresARefusalThatIsNone) {
     std::jthread rank_1(run, 1);
   }
   for (const Outcome& outcome : outcomes) EXPECT_FALSE(outcome.threw) << outcome.message;
-}
-
-// Returns 0 if the store fails because it has no descriptor for the last rank that connects.
-int run_store_without_descriptors(int port) {
-  comm::StoreArgs args = args_of(0, 2, port);
-  Outcome outcome;
-  std::jthread store([&] { outcome = outcome_of([&] { comm::exchange_blobs(args); }); });
-  {
-    const comm::Socket stranger = connect_to(port);
-    const comm::StoreRequest nonsense{};
-    send(stranger.descriptor(), &nonsense, sizeof nonsense, 0);
-    pollfd closed{.fd = stranger.descriptor(), .events = POLLIN, .revents = 0};
-    if (::poll(&closed, 1, 60000) != 1) return 1;  // it has been accepted and dropped
-  }
-  const int lowest_free = dup(STDIN_FILENO);
-  close(lowest_free);
-  const rlimit limit{.rlim_cur = static_cast<rlim_t>(lowest_free) + 1,
-                     .rlim_max = static_cast<rlim_t>(lowest_free) + 1};
-  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) return 2;
-  const comm::Socket last = connect_to(port);
-  store.join();
-  std::fprintf(stderr, "%s\n", outcome.message.c_str());
-  const bool is_right = outcome.code == ErrorCode::kCommunication && outcome.culprit == 0 &&
-                        outcome.message.find(
-                            "rank 0 cannot accept another connection: Too many "
-                            "open files") != std::string::npos;
-  return is_right ? 0 : 3;
-}
-
-TEST(Store, FailsIfItCannotAcceptARank) {
-  SKIP_IF_SANITIZED();
-  const int port = some_port();
-  EXPECT_EQ(exit_status_of_child([port] { return run_store_without_descriptors(port); }), 0);
 }
 
 TEST(Store, SaysOnEveryRankForWhomItWaits) {
