@@ -155,6 +155,7 @@ class Timers:
                     signal.setitimer(signal.ITIMER_REAL, delay)
                     while signal.getitimer(signal.ITIMER_REAL)[0] > 0:
                         step()
+                    time.sleep(1)  # the timer is off a moment before its signal arrives
                     lost += 1
                 except Stop:
                     pass
