@@ -10,6 +10,7 @@
 #include "cli/commands.hpp"
 #include "cli/device/rank_device.hpp"
 #include "cli/output_file.hpp"
+#include "cli/processes/interruption.hpp"
 #include "cli/processes/launch.hpp"
 #include "cli/processes/launched_job.hpp"
 #include "cli/text/numbers.hpp"
@@ -84,28 +85,35 @@ std::string options_of_case(const VerifyArgs& args, const RandomRun& run,
 }
 
 // Runs with progress, and with a note of the case if the process does not survive it.
-// `shows`: on rank 0.
+// `shows`: on rank 0. `keep`: called with what has been found so far.
 RandomResult watched(const VerifyArgs& args, RandomRun& run, const std::string& communicator,
-                     bool shows, const auto& body) {
+                     bool shows, const auto& keep, const auto& body) {
   RandomProgress progress(run, communicator);
   CaseWatch watch({.seed = run.seed, .options = options_of_case(args, run, communicator)},
                   kLimitOfCase);
-  run.progress = [&](int64_t number) {
+  run.progress = [&](int64_t number, const RandomResult& so_far) {
     watch.begin(number);
+    keep(so_far);
     if (shows) progress.show(number);
   };
   run.idle = [&] { watch.pause(); };
   return body();
 }
 
-RandomReport run_on_threads(const VerifyArgs& args, uint64_t seed, int most_ranks) {
+RandomReport run_on_threads(const VerifyArgs& args, uint64_t seed, int most_ranks,
+                            const std::function<void(const RandomReport&)>& keep) {
+  const Clock::time_point begin = Clock::now();
   RandomRun run = run_of(args, seed, most_ranks);
-  return {
-      .communicator = "threads",
-      .device = args.device,
-      .ranks = most_ranks,
-      .seed = seed,
-      .result = watched(args, run, "threads", true, [&] { return run_random_on_threads(run); })};
+  RandomReport report{
+      .communicator = "threads", .device = args.device, .ranks = most_ranks, .seed = seed};
+  const auto keep_result = [&](const RandomResult& so_far) {
+    report.result = so_far;
+    report.result.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    keep(report);
+  };
+  report.result =
+      watched(args, run, "threads", true, keep_result, [&] { return run_random_on_threads(run); });
+  return report;
 }
 
 RandomReport run_on_processes(const VerifyArgs& args, const std::string& communicator,
@@ -195,11 +203,15 @@ uint64_t agreed_seed(const VerifyArgs& args, const std::string& job) {
   return seed;
 }
 
+void write_reports(const VerifyArgs& args, const std::vector<RandomReport>& reports) {
+  std::cout << (args.json ? to_json(reports) + "\n" : to_text(reports, output_style()))
+            << std::flush;
+}
+
 int print(const VerifyArgs& args, std::vector<RandomReport> reports) {
   compare_checksums(reports);
   const bool passed = std::ranges::all_of(reports, &RandomReport::passed);
-  std::cout << (args.json ? to_json(reports) + "\n" : to_text(reports, output_style()))
-            << std::flush;
+  write_reports(args, reports);
   return passed || args.always_zero ? 0 : 1;
 }
 
@@ -217,8 +229,9 @@ int run_as_rank(const VerifyArgs& args, const std::string& job) {
                       .device = args.device,
                       .ranks = whole->size(),
                       .seed = seed,
-                      .result = watched(args, run, job, whole->rank() == 0,
-                                        [&] { return run_random_as_process(run, connect); })};
+                      .result = watched(
+                          args, run, job, whole->rank() == 0, [](const RandomResult&) {},
+                          [&] { return run_random_as_process(run, connect); })};
   if (whole->rank() != 0) return 0;
   // The process that started the ranks, if it is this program, reduces and writes the cases.
   if (!args.always_zero) write_cases(args, report);
@@ -268,11 +281,27 @@ int run_verify_random(const VerifyArgs& args) {
   const uint64_t seed = args.seed ? *args.seed : new_seed();
   begin_run(args, seed);
   std::vector<RandomReport> reports;
+  std::vector<RandomReport> so_far;  // the same, and what has been found of one that still runs
+  Interruption interruption([&] {
+    ProgressLine().show("");
+    if (so_far.empty()) return;
+    write_reports(args, so_far);
+    std::cerr << "interrupted after " << so_far.back().result.num_cases << " of "
+              << counted(*args.random, "random case") << " on " << so_far.back().communicator
+              << "\n";
+  });
+  const auto keep = [&](const RandomReport& running) {
+    interruption.change([&] {
+      so_far = reports;
+      so_far.push_back(running);
+    });
+  };
   for (const std::string& communicator : communicators) {
     reports.push_back(communicator == "threads"
-                          ? run_on_threads(args, seed, most_ranks)
+                          ? run_on_threads(args, seed, most_ranks, keep)
                           : run_on_processes(args, communicator, seed, most_ranks));
     write_cases(args, reports.back());
+    interruption.change([&] { so_far = reports; });
   }
   return print(args, std::move(reports));
 }

@@ -14,7 +14,7 @@ struct RandomReport {
   std::string device = "cpu";
   int ranks = 0;
   uint64_t seed = 0;
-  RandomResult result;
+  RandomResult result{};
   std::string difference{};  // of the whole run from another; empty: there is none
 
   bool passed() const { return result.failures.empty() && difference.empty(); }

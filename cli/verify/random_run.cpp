@@ -75,7 +75,7 @@ int64_t run_cases(Group& group, const RandomRun& run, Cases& cases, int64_t numb
   const bool speaks = group.rank() == 0;
   const bool reports = speaks || group.communicator().name() != "threads";
   while (number < end) {
-    if (reports && run.progress) run.progress(number);
+    if (reports && run.progress) run.progress(number, result);
     const RandomCase one = cases.at(number);
     const CaseVerdict verdict =
         testing::judge_case(group, one, strategies_of(run, number), run.candidates, run.on_gpu);

@@ -11,6 +11,8 @@
 
 namespace crossdock::cli {
 
+struct RandomResult;
+
 /// A run of random cases. Identical on every rank.
 struct RandomRun {
   uint64_t seed = 0;
@@ -22,8 +24,9 @@ struct RandomRun {
   bool on_gpu = false;
   GroupOptions group{};   // of each case
   int most_failures = 3;  // the run ends after so many
-  /// Called before each case, with its number, once in each process that takes part in it.
-  std::function<void(int64_t)> progress{};
+  /// Called before each case, with its number and what has been found so far, once in each process
+  /// that takes part in it.
+  std::function<void(int64_t, const RandomResult&)> progress{};
   /// Called in each process when it has no case to run, for example as others run cases without it.
   std::function<void()> idle{};
 };
