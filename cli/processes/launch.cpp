@@ -8,9 +8,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdlib>
+#include <filesystem>
 #include <iostream>
 #include <thread>
 
@@ -153,6 +155,24 @@ struct Start {
   _exit(kCannotStart);
 }
 
+// The folder of a job of Open MPI, which its mpirun sometimes leaves behind if a signal ends it
+// while it starts the ranks.
+void remove_session_of(pid_t mpirun) {
+  namespace fs = std::filesystem;
+  std::string folder = "/tmp";
+  for (const char* name : {"TMP", "TEMP", "TMPDIR"}) {
+    if (const char* value = std::getenv(name)) folder = value;
+  }
+  std::array<char, 256> host{};
+  gethostname(host.data(), host.size() - 1);
+  std::string name = host.data();
+  name.resize(std::min(name.size(), name.find('.')));
+  const fs::path sessions = fs::path(folder) / ("ompi." + name + "." + std::to_string(geteuid()));
+  std::error_code ignored;
+  fs::remove_all(sessions / ("pid." + std::to_string(mpirun)), ignored);
+  fs::remove(sessions, ignored);  // if it was the last one
+}
+
 // A running program and the read end of its standard output. The destructor ends the program.
 class Child {
  public:
@@ -181,13 +201,8 @@ class Child {
     close(output_);
     group_of_child = 0;
     if (pid_ < 0) return;
-    kill(pid_, SIGTERM);  // the launcher then ends its ranks
-    for (int i = 0; i < 100; ++i) {
-      if (waitpid(pid_, nullptr, WNOHANG) != 0) return;
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    }
-    kill(-pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
+    end();
+    remove_session_of(pid_);
   }
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
@@ -224,6 +239,16 @@ class Child {
   }
 
  private:
+  void end() const {
+    kill(pid_, SIGTERM);  // the launcher then ends its ranks
+    for (int i = 0; i < 100; ++i) {
+      if (waitpid(pid_, nullptr, WNOHANG) != 0) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    kill(-pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+
   pid_t pid_ = -1;
   int output_ = -1;
 };

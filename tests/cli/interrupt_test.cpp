@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -101,6 +102,26 @@ TEST_P(Interrupt, BySignalsToTheProcessGroupDoesTheSame) {
   });
   EXPECT_EQ(screen.signal, SIGTERM) << screen.status << "\n" << screen.text();
   expect_nothing_left();
+}
+
+// Open MPI's leaves them sometimes, if the signal comes while it starts the ranks.
+TEST(InterruptedLauncher, LeavesNoFilesOfItsOwn) {
+  if (!mpi_is_built()) GTEST_SKIP() << "built without MPI";
+  const std::string folder = testing::TempDir() + "crossdock_launcher_" + std::to_string(getpid());
+  const std::string temporary = folder + "/tmp";
+  std::filesystem::create_directories(temporary);
+  std::ofstream(folder + "/mpirun") << "#!/bin/sh\n"
+                                       "session=$TMPDIR/ompi.$(hostname -s).$(id -u)/pid.$$\n"
+                                       "mkdir -p $session && touch $session/contact.txt\n"
+                                       "exec sleep 1000\n";
+  std::filesystem::permissions(folder + "/mpirun", std::filesystem::perms::owner_all);
+  const Screen screen = run_in_terminal(
+      "exec env NO_COLOR=1 PATH=" + folder + ":$PATH TMPDIR=" + temporary +
+          " " CROSSDOCK_COMMAND " verify --quick --ranks 2 --communicator mpi",
+      80, [&](const std::string&) { return files_in(temporary).empty() ? "" : kControlC; });
+  EXPECT_EQ(screen.signal, SIGINT) << screen.status << "\n" << screen.text();
+  EXPECT_TRUE(std::filesystem::is_empty(temporary));
+  std::filesystem::remove_all(folder);
 }
 
 // Types Ctrl-C when the program has written the word.

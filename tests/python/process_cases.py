@@ -124,7 +124,7 @@ def missing_in_set_up():
     if RANK == 2:
         return
     try:
-        crossdock.Group.from_environment(setup_deadline=6)
+        crossdock.Group.from_environment(setup_deadline=12)
     except crossdock.Error as error:
         print(error.code.name, error.culprit, error, flush=True)
 

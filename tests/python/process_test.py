@@ -23,7 +23,7 @@ def test_processes_meet_by_the_environment(processes):
 
 def test_all_processes_name_the_one_that_is_missing(processes):
     for rank, (_, output, errors) in enumerate(processes(3, "missing_in_set_up").finish()):
-        expected = f"TIMEOUT 2 rank {rank} of 3: waited 6 s for rank 2 to start" if rank != 2 else ""
+        expected = f"TIMEOUT 2 rank {rank} of 3: waited 12 s for rank 2 to start" if rank != 2 else ""
         assert output.startswith(expected) and errors == "", (rank, output, errors)
 
 
