@@ -229,9 +229,14 @@ def test_an_interrupted_call_gives_the_signal_back_whatever_its_error_says():
     from crossdock import _interrupt
 
     (group,) = crossdock.Group.from_threads(1)
-    assert _interrupt._answer() == 0
-    _interrupt._taken[1] = 1
-    with pytest.raises(KeyboardInterrupt):
-        crossdock.Dispatcher(group, num_experts=1, top_k=1, width=1).plan(np.zeros((1, 2)), np.zeros((1, 2)))
-    with pytest.raises(crossdock.Error):
-        crossdock.Dispatcher(group, num_experts=1, top_k=1, width=1).plan(np.zeros((1, 2)), np.zeros((1, 2)))
+    dispatcher = crossdock.Dispatcher(group, num_experts=1, top_k=1, width=1)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
+    try:
+        assert _interrupt._answer() == 0
+        _interrupt._taken[1] = 1
+        with pytest.raises(KeyboardInterrupt):
+            dispatcher.plan(np.zeros((1, 2)), np.zeros((1, 2)))
+        with pytest.raises(crossdock.Error):
+            dispatcher.plan(np.zeros((1, 2)), np.zeros((1, 2)))
+    finally:
+        signal.signal(signal.SIGINT, before)
