@@ -11,10 +11,13 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
+#include <string_view>
 #include <thread>
+#include <utility>
 
 #include "cli/commands.hpp"
 #include "cli/machine.hpp"
@@ -35,6 +38,7 @@ constexpr int kPollMilliseconds = 200;
 constexpr int kSignalled =
     128;  // and the signal's number: how a launcher shows that a signal ended a rank
 constexpr rlim_t kLargestFileOfMpirun = 4 << 20;  // a segment of PMIx
+constexpr size_t kErrorsKept = 65536;             // of what mpirun wrote last
 
 // "NAME=value" entries, each name once.
 class Environment {
@@ -129,8 +133,8 @@ class SignalCatcher {
 struct Start {
   std::vector<char*> command;
   std::vector<char*> environment;
-  int output;     // becomes its standard output
-  bool is_quiet;  // discard standard error
+  int output;  // becomes its standard output
+  int errors;  // becomes its standard error; -1: that of this program
   pid_t parent;
 };
 
@@ -146,10 +150,7 @@ struct Start {
   const int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
   if (nothing >= 0) dup2(nothing, STDIN_FILENO);  // must not read from the terminal
   dup2(start.output, STDOUT_FILENO);
-  if (start.is_quiet) {
-    const int nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
-    if (nowhere >= 0) dup2(nowhere, STDERR_FILENO);
-  }
+  if (start.errors >= 0) dup2(start.errors, STDERR_FILENO);
   signal(SIGXFSZ, SIG_DFL);  // ignored by this program; others must not
   execve(start.command[0], start.command.data(), start.environment.data());
   _exit(kCannotStart);
@@ -173,16 +174,59 @@ void remove_session_of(pid_t mpirun) {
   fs::remove(sessions, ignored);  // if it was the last one
 }
 
+// One end of a pipe, or a file; closed with its owner.
+class File {
+ public:
+  File() = default;
+  explicit File(int number) : number_(number) {}
+  ~File() {
+    if (number_ >= 0) close(number_);
+  }
+  File(File&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+  File& operator=(File&& other) noexcept {
+    std::swap(number_, other.number_);
+    return *this;
+  }
+  bool is_open() const { return number_ >= 0; }
+  int number() const { return number_; }
+
+ private:
+  int number_ = -1;
+};
+
+struct Pipe {
+  File read, write;
+};
+
+Pipe new_pipe() {
+  std::array<int, 2> ends{};
+  if (pipe2(ends.data(), O_CLOEXEC) != 0) throw_failure("cannot create a pipe");
+  return {File(ends[0]), File(ends[1])};
+}
+
+void write_all(int file, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = write(file, text.data(), text.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) return;
+    text.remove_prefix(static_cast<size_t>(written));
+  }
+}
+
+// What becomes of the standard error of a child. Watched: it passes through, and its end is kept.
+enum class Errors { kInherited, kDiscarded, kWatched };
+
 // A running program and the read end of its standard output. The destructor ends the program.
 class Child {
  public:
-  Child(std::vector<std::string> command, std::vector<std::string> environment, bool is_quiet) {
-    std::array<int, 2> ends{};
-    if (pipe2(ends.data(), O_CLOEXEC) != 0) throw_failure("cannot create a pipe");
+  Child(std::vector<std::string> command, std::vector<std::string> environment, Errors kind) {
+    Pipe output = new_pipe();
+    Pipe errors = kind == Errors::kWatched ? new_pipe() : Pipe{};
+    if (kind == Errors::kDiscarded) errors.write = File(open("/dev/null", O_WRONLY | O_CLOEXEC));
     const Start start{.command = pointers_to(command),
                       .environment = pointers_to(environment),
-                      .output = ends[1],
-                      .is_quiet = is_quiet,
+                      .output = output.write.number(),
+                      .errors = errors.write.number(),
                       .parent = getpid()};
     pid_ = fork();
     if (pid_ == 0) become_program(start);
@@ -190,15 +234,13 @@ class Child {
       setpgid(pid_, pid_);  // whichever of the two processes is first
       group_of_child = pid_;
     }
-    close(ends[1]);
-    output_ = ends[0];
-    if (pid_ < 0) {
-      close(output_);
-      throw_failure("cannot start " + command[0]);
-    }
+    output_ = std::move(output.read);
+    errors_ = std::move(errors.read);
+    if (pid_ < 0) throw_failure("cannot start " + command[0]);
   }
   ~Child() {
-    close(output_);
+    output_ = File();
+    errors_ = File();
     group_of_child = 0;
     if (pid_ < 0) return;
     end();
@@ -212,20 +254,30 @@ class Child {
   // Reads until the program closes its output, the deadline passes or a signal arrives. `on_piece`
   // is called when the text has grown.
   Reading read_to_end(std::string& text, Clock::time_point deadline,
-                      const std::function<void()>& on_piece) const {
-    std::vector<char> piece(65536);  // what a pipe holds
-    for (;;) {
+                      const std::function<void()>& on_piece) {
+    while (output_.is_open() || errors_.is_open()) {
       if (caught_signal != 0) return Reading::kSignal;
       if (Clock::now() >= deadline) return Reading::kDeadline;
-      pollfd waiting{.fd = output_, .events = POLLIN, .revents = 0};
-      if (poll(&waiting, 1, kPollMilliseconds) <= 0) continue;
-      const ssize_t count = read(output_, piece.data(), piece.size());
-      if (count < 0 && errno == EINTR) continue;
-      if (count <= 0) return Reading::kEnd;
-      text.append(piece.data(), static_cast<size_t>(count));
-      on_piece();
+      // poll ignores files that are closed, whose number is -1.
+      std::array waiting = {pollfd{.fd = output_.number(), .events = POLLIN, .revents = 0},
+                            pollfd{.fd = errors_.number(), .events = POLLIN, .revents = 0}};
+      if (poll(waiting.data(), waiting.size(), kPollMilliseconds) <= 0) continue;
+      if (waiting[1].revents != 0) {
+        const std::string piece = read_piece(errors_);
+        write_all(STDERR_FILENO, piece);
+        last_errors_ += piece;
+        if (last_errors_.size() > kErrorsKept) last_errors_.erase(0, last_errors_.size() / 2);
+      }
+      if (waiting[0].revents != 0) {
+        text += read_piece(output_);
+        if (output_.is_open()) on_piece();
+      }
     }
+    return Reading::kEnd;
   }
+
+  // The end of its standard error, if that is watched.
+  const std::string& last_errors() const { return last_errors_; }
 
   // The exit status. The program must have closed its output.
   int wait_for_end() {
@@ -249,8 +301,21 @@ class Child {
     waitpid(pid_, nullptr, 0);
   }
 
+  // Closes the file at its end.
+  static std::string read_piece(File& file) {
+    std::string piece(65536, '\0');  // what a pipe holds
+    ssize_t count = 0;
+    do {
+      count = read(file.number(), piece.data(), piece.size());
+    } while (count < 0 && errno == EINTR && caught_signal == 0);
+    if (count == 0 || (count < 0 && errno != EINTR)) file = File();
+    piece.resize(static_cast<size_t>(std::max<ssize_t>(count, 0)));
+    return piece;
+  }
+
   pid_t pid_ = -1;
-  int output_ = -1;
+  File output_, errors_;
+  std::string last_errors_;
 };
 
 std::string path_of_this_program() {
@@ -263,8 +328,20 @@ struct JobEnd {
   std::string launcher;
   int status;
   std::string output;
+  int first_dead = -1;  // the rank whose death the launcher has noticed first; -1: unknown
   std::vector<RankFailure> failures{};
 };
+
+// The rank of "mpirun noticed that process rank 2 with PID ...", or -1.
+int rank_named_by_mpirun(std::string_view errors) {
+  constexpr std::string_view kNotice = "noticed that process rank ";
+  const size_t at = errors.find(kNotice);
+  int rank = -1;
+  if (at == std::string_view::npos) return rank;
+  errors.remove_prefix(at + kNotice.size());
+  std::from_chars(errors.data(), errors.data() + errors.size(), rank);
+  return rank;
+}
 
 // mpirun of Open MPI hangs if it cannot write its own files.
 void check_file_size_limit() {
@@ -317,7 +394,9 @@ JobEnd run_or_be_interrupted(const ProcessJob& job, bool has_a_death) {
   Launcher launcher = launcher_of(job, has_a_death);
   const SignalCatcher catcher;
   Child child(std::move(launcher.command), std::move(launcher.environment.variables()),
-              /*is_quiet=*/has_a_death);
+              has_a_death                 ? Errors::kDiscarded
+              : job.communicator == "mpi" ? Errors::kWatched
+                                          : Errors::kInherited);
   std::string output;
   size_t searched = 0;
   const ProgressLine line;
@@ -340,7 +419,10 @@ JobEnd run_or_be_interrupted(const ProcessJob& job, bool has_a_death) {
   }
   const int status = child.wait_for_end();
   if (status == kCannotStart && output.empty()) throw_failure("cannot start " + launcher.name);
-  return {.launcher = launcher.name, .status = status, .output = std::move(output)};
+  return {.launcher = launcher.name,
+          .status = status,
+          .output = std::move(output),
+          .first_dead = rank_named_by_mpirun(child.last_errors())};
 }
 
 JobEnd run(const ProcessJob& job, bool has_a_death) {
@@ -355,7 +437,8 @@ JobEnd run(const ProcessJob& job, bool has_a_death) {
   if (end.status < 0) throw_failure(end.launcher + " was ended by a signal");
   throw_failure(end.launcher + ": " +
                 (end.status > kSignalled
-                     ? "a rank " + describe_end(end.status - kSignalled)
+                     ? (end.first_dead < 0 ? "a rank" : "rank " + std::to_string(end.first_dead)) +
+                           " " + describe_end(end.status - kSignalled)
                      : "the ranks ended with status " + std::to_string(end.status)));
 }
 

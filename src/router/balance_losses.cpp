@@ -15,7 +15,7 @@ constexpr BalanceScope kScopes[] = {BalanceScope::kBatch, BalanceScope::kSequenc
                                     BalanceScope::kGlobalBatch};
 
 int64_t sum(const std::vector<int64_t>& values) {
-  return std::accumulate(values.begin(), values.end(), int64_t{0});
+  return std::accumulate(values.begin(), values.end(), int64_t{0}, add_counts);
 }
 
 AuxLoss aux_loss(const RouterConfig& config, BalanceScope scope, const RouterStatistics& statistics,
@@ -65,6 +65,13 @@ bool is_same_place(const RouterStatistics& a, const RouterStatistics& b) {
 }
 
 }  // namespace
+
+int64_t add_counts(int64_t a, int64_t b) {
+  int64_t sum = 0;
+  CROSSDOCK_CHECK(!__builtin_add_overflow(a, b, &sum),
+                  "counts of routes and tokens must sum to at most 2^63 - 1, got ", a, " and ", b);
+  return sum;
+}
 
 const RouterStatistics& counts_of(BalanceScope scope, const RouterOutput& output,
                                   const LossCounts& counts) {

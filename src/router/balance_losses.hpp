@@ -36,6 +36,9 @@ const RouterStatistics& counts_of(BalanceScope scope, const RouterOutput& output
 /// Throws Error(kInvalidArgument) if the counts do not match the router and its output.
 void check_counts(const RouterConfig& config, const RouterOutput& output, const LossCounts& counts);
 
+/// a + b. Throws Error(kInvalidArgument) if the sum overflows.
+int64_t add_counts(int64_t a, int64_t b);
+
 /// Throws Error(kInvalidArgument) if two statistics of a router cannot be added.
 void check_summable(const RouterConfig& config, const RouterStatistics& a,
                     const RouterStatistics& b);

@@ -357,7 +357,9 @@ std::vector<int64_t> RouterStatistics::load() const {
       routes_per_expert.size() / static_cast<size_t>(std::max<int64_t>(num_sequences, 1));
   std::vector<int64_t> sums(E, 0);
   for (size_t begin = 0; begin < routes_per_expert.size(); begin += E) {
-    for (size_t e = 0; e < E; ++e) sums[e] += routes_per_expert[begin + e];
+    for (size_t e = 0; e < E; ++e) {
+      sums[e] = router::add_counts(sums[e], routes_per_expert[begin + e]);
+    }
   }
   return sums;
 }
@@ -371,9 +373,11 @@ void RouterStatistics::add(const RouterStatistics& other) {
                   "statistics to be added must have the same sequences and experts; got ",
                   num_sequences, " and ", other.num_sequences, " sequences");
   for (size_t i = 0; i < routes_per_expert.size(); ++i) {
-    routes_per_expert[i] += other.routes_per_expert[i];
+    routes_per_expert[i] = router::add_counts(routes_per_expert[i], other.routes_per_expert[i]);
   }
-  for (size_t i = 0; i < num_tokens.size(); ++i) num_tokens[i] += other.num_tokens[i];
+  for (size_t i = 0; i < num_tokens.size(); ++i) {
+    num_tokens[i] = router::add_counts(num_tokens[i], other.num_tokens[i]);
+  }
 }
 
 Routing RouterOutput::routing() const& {

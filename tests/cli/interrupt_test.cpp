@@ -180,5 +180,21 @@ INSTANTIATE_TEST_SUITE_P(Commands, Interrupt,
                          testing::Combine(testing::Values("run", "bench", "verify"),
                                           testing::Values("threads", "sockets", "mpi")));
 
+// A rank of mpirun, which ends the others before they can say anything.
+TEST(RankOfMpirun, IsNamedIfItIsKilled) {
+  if (!mpi_is_built()) GTEST_SKIP() << "built without MPI";
+  const std::string word = "CROSSDOCK_TEST_JOB=mpirun." + std::to_string(getpid());
+  RunningCommand command(word, "verify --random 1000000 --communicator mpi --ranks 4 --json");
+  std::vector<pid_t> found;
+  EXPECT_TRUE(comes_true([&] {
+    found = processes_with({word, "OMPI_COMM_WORLD_RANK=2"});
+    return !found.empty() && has_file(found[0], "crossdock-window");
+  }));
+  if (!found.empty()) kill(found[0], SIGKILL);
+  const CommandResult result = command.wait();
+  EXPECT_EQ(result.status, 1);
+  EXPECT_THAT(result.out, testing::HasSubstr("rank 2 was ended by signal 9 (Killed)"));
+}
+
 }  // namespace
 }  // namespace crossdock::cli

@@ -323,6 +323,17 @@ TEST(ExpertBias, RefusesLoadsThatCannotBe) {
   EXPECT_THROW(static_cast<void>(statistics.load()), Error);
 }
 
+// Each count is possible, but no sum of two.
+TEST(RouterStatistics, RefusesCountsWhoseSumOverflows) {
+  constexpr int64_t kHalf = int64_t{1} << 62;
+  RouterStatistics statistics{
+      .num_sequences = 2, .routes_per_expert = {kHalf, 1, kHalf, 1}, .num_tokens = {1, 1}};
+  std::vector<float> bias(2, 0.0F);
+  EXPECT_THROW(update_expert_bias({bias.data(), {2}}, statistics, {.rate = 0.25}), Error);
+  const RouterStatistics more = statistics;
+  EXPECT_THROW(statistics.add(more), Error);
+}
+
 TEST(ExpertBias, KeepsItsMeanWhereCentred) {
   std::vector<double> bias(4, 0.0);
   const std::vector<int64_t> load = {10, 2, 4, 0};

@@ -2,12 +2,13 @@
 import copy
 import math
 import pickle
+import sys
 
 import torch
 import torch.distributed as dist
 from cases import case, error_of, raises, random_of, same_everywhere, tokens_of
 
-from crossdock.torch import GroupedExperts, MoELayer
+from crossdock.torch import GroupedExperts, MoELayer, kept
 from crossdock.torch.layer import best_experts
 from crossdock.torch.library_experts import Form, expert_mlp
 from crossdock.torch.library_layer import moe_layer
@@ -44,6 +45,18 @@ def grouped_experts_may_have_no_rows(rank, world):
     y.sum().backward()
     assert y.shape == rows.grad.shape == (0, D)
     assert not experts.w1.grad.any() and not experts.w2.grad.any()
+
+
+@case(1)
+def values_for_backward_are_freed_without_python_code(rank, world):
+    """So no signal handler can run there, whose exception would be discarded."""
+    calls = []
+    tensor = kept.tensor_of(object(), origin=object())
+    assert kept.take(tensor) is not None and kept.take(tensor) is None and kept.origin_of(tensor) is not None
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
+    del tensor
+    sys.setprofile(None)
+    assert not calls and not kept._memories, calls
 
 
 @case(1, 4)

@@ -5,9 +5,10 @@ forward keeps for its backward is an int64 tensor [1] on the CPU whose memory ow
 tensor that shares the memory, or when backward takes it.
 """
 import ctypes
+import functools
 import itertools
 import weakref
-from typing import Any
+from typing import Any, Dict, Optional
 
 import torch
 
@@ -18,20 +19,26 @@ class _Memory(ctypes.c_int64 * 1):
 
 
 _numbers = itertools.count(1)
-_memories: "weakref.WeakValueDictionary[int, _Memory]" = weakref.WeakValueDictionary()
+_memories: Dict[int, "weakref.ref[_Memory]"] = {}
 
 
 def tensor_of(value: Any, origin: Any = None) -> torch.Tensor:
     """A tensor that owns `value`, and `origin`, which is not taken with it."""
     number = next(_numbers)
-    memory = _memories[number] = _Memory(number)
+    memory = _Memory(number)
     memory.value, memory.origin = value, origin
+    _memories[number] = weakref.ref(memory, functools.partial(_memories.pop, number))  # no Python code: see Owner
     return torch.frombuffer(memory, dtype=torch.int64)
+
+
+def _memory_of(tensor: torch.Tensor) -> Optional[_Memory]:
+    found = _memories.get(int(tensor.item()))
+    return None if found is None else found()
 
 
 def take(tensor: torch.Tensor) -> Any:
     """The value, which the tensor no longer owns. None if it has been taken, or was freed because `tensor` is a copy."""
-    memory = _memories.get(tensor.item())
+    memory = _memory_of(tensor)
     if memory is None:
         return None
     value, memory.value = memory.value, None
@@ -40,7 +47,7 @@ def take(tensor: torch.Tensor) -> Any:
 
 def origin_of(tensor: torch.Tensor) -> Any:
     """The origin of the value, or None if `tensor` is a copy."""
-    memory = _memories.get(tensor.item())
+    memory = _memory_of(tensor)
     return None if memory is None else memory.origin
 
 

@@ -1,5 +1,6 @@
 """The library's layer with all its options as a differentiable operator: `torch.ops.crossdock.whole_layer`."""
 import collections
+import functools
 import itertools
 import weakref
 from typing import Any, Deque, Dict, List, NamedTuple, NoReturn, Optional, Tuple
@@ -54,7 +55,7 @@ class LayerState:
         self.delayed: Deque[Delayed] = collections.deque()
         self._layers: Dict[Tuple, crossdock.Layer] = {}
         self.key = key = next(_keys)
-        _states[key] = weakref.ref(self, lambda _: _states.pop(key, None))
+        _states[key] = weakref.ref(self, functools.partial(_states.pop, key))  # no Python code: see Owner
 
     def __deepcopy__(self, memo: dict) -> "LayerState":
         twin = LayerState(self.core, self.config)

@@ -11,6 +11,7 @@
 #include "comm/waiting.hpp"
 #include "core/check.hpp"
 #include "core/cuda/device.hpp"
+#include "core/descriptor.hpp"
 
 namespace crossdock::cuda {
 namespace {
@@ -215,7 +216,8 @@ void PeerArena::map_passed(const comm::DescriptorConnection::Received& received)
   try {
     if (failure_) throw Error(*failure_);
     const CallGuard guard(device_);
-    CROSSDOCK_CUDA(cudaSetDevice(device_));  // a new thread has no context, even for device 0
+    const StandardDescriptorGuard descriptors;  // the driver opens devices
+    CROSSDOCK_CUDA(cudaSetDevice(device_));     // a new thread has no context, even for device 0
     const auto [index, num_bytes] = received.label;
     CROSSDOCK_ASSERT(index == std::ssize(range_.chunks()));
     range_.append(PhysicalMemory::import_descriptor(received.descriptor(), num_bytes));

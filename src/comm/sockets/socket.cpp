@@ -171,6 +171,7 @@ SocketAddress resolve(const std::string& host, int port) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
+  const StandardDescriptorGuard guard;  // the resolver opens files and sockets
   const int result = getaddrinfo(host.c_str(), nullptr, &hints, &found);
   if (result != 0) {
     throw Error(ErrorCode::kCommunication,

@@ -9,6 +9,7 @@
 #include "core/check.hpp"
 #include "core/cuda/device.hpp"
 #include "core/cuda/stream.hpp"
+#include "core/descriptor.hpp"
 #include "core/process.hpp"
 #include "core/tensor_check.hpp"
 #include "core/tensor_memory.hpp"
@@ -105,6 +106,7 @@ void CudaRank::join_peers() {
 }
 
 void CudaRank::open() {
+  const StandardDescriptorGuard guard;  // the driver opens devices
   pool_.emplace(DeviceArena::make(device_, peers_.sharing()));
   pool_->follow_threads(streams_.is_per_thread());
   pool_->set_lasting_stream(streams_.callers_stream());
