@@ -105,6 +105,7 @@ std::vector<LayerField> fields_of(LayerSpec& spec) {
       {"allow_equal_tokens", &spec.config.allow_equal_tokens},
       {"activation", &experts.activation},
       {"interleaved", &experts.interleaved},
+      {"transposed", &experts.transposed},
       {"limit", &experts.limit},
       {"weights_in", &experts.weights_in},
       {"recompute", &experts.recompute},

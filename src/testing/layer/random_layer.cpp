@@ -116,7 +116,7 @@ void draw_router(LayerSpec& spec, bool on_gpu, Draw& draw) {
   if (draw.percent(25)) spec.padding_percent = draw.pick(Numbers{10, 50, 100});
 }
 
-void draw_experts(LayerSpec& spec, Draw& draw) {
+void draw_experts(LayerSpec& spec, bool on_gpu, Draw& draw) {
   ExpertsConfig& experts = spec.config.experts;
   experts.inner = std::max(spec.config.etp, draw.pick(Numbers{1, 2, 3, 7, 8, 16, 21, 40}));
   experts.activation = static_cast<Activation>(draw.between(0, std::ssize(kActivationNames) - 1));
@@ -124,6 +124,7 @@ void draw_experts(LayerSpec& spec, Draw& draw) {
   if (draw.percent(50)) experts.limit = draw.pick(std::vector<double>{0.3, 1.0, 2.0});
   experts.weights_in = draw.percent(50) ? WeightsIn::kExperts : WeightsIn::kCombine;
   experts.recompute = draw.percent(25);
+  experts.transposed = spec.config.etp == 1 && !on_gpu && draw.percent(20);
   spec.b1 = draw.percent(35);
   spec.b2 = draw.percent(35);
   if (draw.percent(35)) spec.config.shared_inner = draw.pick(Numbers{1, 5, 16, 24});
@@ -216,6 +217,7 @@ bool is_valid(const LayerSpec& spec) {
   return has_positive_sizes && has_valid_groups(spec) && has_valid_selection(config.router) &&
          config.experts.inner >= config.etp &&
          (!config.experts.interleaved || is_gated(config.experts.activation)) &&
+         (!config.experts.transposed || config.etp == 1) &&
          (spec.gate_dtype == DType::kF64) == (spec.dtype() == DType::kF64) &&
          (!spec.earlier || config.router.counts(BalanceScope::kGlobalBatch)) &&
          (!spec.equal_tokens || config.allow_equal_tokens);
@@ -231,7 +233,7 @@ LayerSpec random_layer_spec(uint64_t seed, int num_ranks, bool on_gpu) {
   draw_all_groups(spec, num_ranks, draw);
   draw_tokens(spec, num_ranks, draw);
   draw_router(spec, on_gpu, draw);
-  draw_experts(spec, draw);
+  draw_experts(spec, on_gpu, draw);
   draw_dispatch(spec, draw);
   draw_calls(spec, draw);
   if (on_gpu && spec.total_sequences == 0) spec.total_sequences = 3;

@@ -12,6 +12,19 @@ namespace {
 using reference::MlpWeights;
 using Values = std::vector<double>;
 
+// Matrices of this shape, [n, rows, columns], as [n, columns, rows].
+Values transposed(const Values& values, const Shape& shape) {
+  const auto rows = static_cast<size_t>(shape[1]);
+  const auto columns = static_cast<size_t>(shape[2]);
+  Values result(values.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    const size_t matrix = i - i % (rows * columns);
+    const size_t row = i % (rows * columns) / columns;
+    result[matrix + i % columns * rows + row] = values[i];
+  }
+  return result;
+}
+
 /// The tensors of one rank in its place; those that are not given are not set.
 class RankTensors {
  public:
@@ -39,12 +52,22 @@ class RankTensors {
                           : reference::to_values(tensor);
   }
   MlpWeights read(const ExpertGradients& mlp) const {
-    return {.w1 = read(mlp.w1), .w2 = read(mlp.w2), .b1 = read(mlp.b1), .b2 = read(mlp.b2)};
+    return {.w1 = read_weight(mlp.w1),
+            .w2 = read_weight(mlp.w2),
+            .b1 = read(mlp.b1),
+            .b2 = read(mlp.b2)};
   }
 
   static constexpr double kPoison = std::numeric_limits<double>::quiet_NaN();
 
  private:
+  // Those of experts are read as if they were not transposed.
+  Values read_weight(const ConstTensorView& weight) const {
+    const Values values = read(weight);
+    return spec_.config.experts.transposed && weight.given() ? transposed(values, weight.shape)
+                                                             : values;
+  }
+
   const LayerSpec& spec_;
   const LayerPlace& place_;
   std::vector<OwnedTensor> owned_;
@@ -66,8 +89,13 @@ void put_mlp(const LayerSpec& spec, const MlpWeights& all, bool b1, bool b2, con
     weight = tensors.put(spec.dtype(), shape, values);
     grad = tensors.gradient(shape);
   };
-  put({count, hidden, D}, all.w1, mlp.w1, grads.w1);
-  put(w2_shape, all.w2, mlp.w2, grads.w2);
+  const auto put_weight = [&](const Shape& shape, const Values& values, ConstTensorView& weight,
+                              TensorView& grad) {
+    if (!spec.config.experts.transposed) return put(shape, values, weight, grad);
+    put({shape[0], shape[2], shape[1]}, transposed(values, shape), weight, grad);
+  };
+  put_weight({count, hidden, D}, all.w1, mlp.w1, grads.w1);
+  put_weight(w2_shape, all.w2, mlp.w2, grads.w2);
   if (b1) put({count, hidden}, all.b1, mlp.b1, grads.b1);
   if (b2) put({count, D}, all.b2, mlp.b2, grads.b2);
 }
