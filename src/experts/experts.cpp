@@ -53,12 +53,16 @@ void check_supported(DType dtype, Device device) {
                      is_fp8 ? "; convert the rows with fp8_to_bf16" : ""));
 }
 
-void check_supported(const ExpertsConfig& config, const ConstTensorView& rows) {
-  check_supported(rows.dtype, rows.device);
-  if (!config.transposed || rows.device.is_cpu()) return;
+void check_supported(const ExpertsConfig& config, DType dtype, Device device) {
+  check_supported(dtype, device);
+  if (!config.transposed || device.is_cpu()) return;
   throw Error(ErrorCode::kUnsupported,
               "transposed weights are supported in host memory only; on a GPU pass contiguous "
               "w1 [E_local, 2F or F, D] and w2 [E_local, D, F] to experts without `transposed`");
+}
+
+void check_supported(const ExpertsConfig& config, const ConstTensorView& rows) {
+  check_supported(config, rows.dtype, rows.device);
 }
 
 void check_free_sms(int free_sms) {
@@ -229,7 +233,7 @@ void Experts::check(const ExpertsSaved& saved) const {
 }
 
 void Experts::prepare(Device device, Stream stream) const {
-  check_supported(config_.dtype, device);
+  check_supported(config_, config_.dtype, device);
   backends_->on(device).prepare(stream);
 }
 

@@ -75,6 +75,10 @@ TEST(Experts, RefuseTransposedWeightsOnAGpu) {
   ExpertsForwardArgs args = small.forward_args();
   args.rows.device = {DeviceKind::kCuda, 0};
   EXPECT_THAT([&] { experts.forward(args); }, refusal("transposed weights are supported in host"));
+  // Layers prepare before the ranks agree: a refusal afterwards would poison their group.
+  EXPECT_THAT([&] { experts.prepare(args.rows.device); },
+              refusal("transposed weights are supported in host"));
+  EXPECT_NO_THROW(experts.prepare(Device{}));
 }
 
 TEST(Experts, RefuseOutputsThatOverlapInputs) {

@@ -215,9 +215,12 @@ void PeerArena::map_passed(const comm::DescriptorConnection::Received& received)
   const std::lock_guard lock(mutex_);
   try {
     if (failure_) throw Error(*failure_);
-    const CallGuard guard(device_);
+    // Not a DeviceGuard: this is the service thread, whose device before is 0 although nothing uses
+    // it there. Restoring it would give every process a context on GPU 0. A new thread has no
+    // context, so the device is set even if it is 0.
+    const RelaxedCapture relaxed;
     const StandardDescriptorGuard descriptors;  // the driver opens devices
-    CROSSDOCK_CUDA(cudaSetDevice(device_));     // a new thread has no context, even for device 0
+    CROSSDOCK_CUDA(cudaSetDevice(device_));
     const auto [index, num_bytes] = received.label;
     CROSSDOCK_ASSERT(index == std::ssize(range_.chunks()));
     range_.append(PhysicalMemory::import_descriptor(received.descriptor(), num_bytes));

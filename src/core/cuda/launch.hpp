@@ -2,7 +2,9 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <mutex>
+#include <span>
 
 #include "core/cuda/device.hpp"
 
@@ -14,12 +16,24 @@ struct LaunchShape {
   size_t shared_bytes = 0;  // dynamic shared memory of a block
 };
 
+/// Whether a kernel compiled for these architectures (900: sm_90) waits for the previous one on a
+/// device of this major compute capability: code for older architectures, translated by the driver,
+/// has no instruction for it.
+constexpr bool waits_in_kernels(std::span<const int> architectures, int device_major) {
+  return std::ranges::any_of(architectures, [&](int architecture) {
+    return architecture >= 900 && architecture / 100 <= device_major;
+  });
+}
+
+#if defined(__CUDACC__)
+
 /// Launches a kernel that may be scheduled while the previous kernel in the stream is ending. The
 /// kernel must call wait_for_previous_kernel() before it reads or writes anything; before that it
 /// may only prefetch, or read data that earlier kernels do not write.
 template <typename... Params, typename... Args>
 void launch_early(void (*kernel)(Params...), const LaunchShape& shape, cudaStream_t stream,
                   const Args&... args) {
+  constexpr int kArchitectures[] = {__CUDA_ARCH_LIST__};
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
@@ -29,7 +43,7 @@ void launch_early(void (*kernel)(Params...), const LaunchShape& shape, cudaStrea
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = stream;
   config.attrs = &early;
-  config.numAttrs = compute_capability(current_device()) >= 9 ? 1 : 0;
+  config.numAttrs = waits_in_kernels(kArchitectures, compute_capability(current_device())) ? 1 : 0;
   CROSSDOCK_CUDA(cudaLaunchKernelEx(&config, kernel, Params(args)...));
 }
 
@@ -38,8 +52,6 @@ void launch_early(void (*kernel)(Params...), unsigned blocks, unsigned threads, 
                   const Args&... args) {
   launch_early(kernel, LaunchShape{blocks, threads}, stream, args...);
 }
-
-#if defined(__CUDACC__)
 
 /// Waits until the previous kernel in the stream has ended; what it wrote is then visible.
 __device__ inline void wait_for_previous_kernel() {

@@ -135,9 +135,11 @@ AgreedCall RankAgreement::meet_hosts(CallProposal proposal, int max_sms) {
                                .refusal = as_refusal(refusal)});
   } catch (const Error& error) {
     if (group().is_poisoned() || is_capturing(parts_.streams.stream_of(lane))) throw;
-    const bool peers_are_halted = comm::is_stop(error);
-    if (recovery_ && (peers_are_halted || is_halted())) {
-      recovery_->recover(*this, std::nullopt);
+    // Also if only other dispatchers of the group run ahead: the hosts of the other ranks wait
+    // until this one comes to the same place.
+    const std::shared_ptr<Recovery> recovery = Recovery::find(group());
+    if (recovery && (comm::is_stop(error) || is_halted())) {
+      recovery->recover(*this, std::nullopt);
     }
     clear_reported_faults(lane);
     throw;

@@ -120,13 +120,16 @@ Error explain_halt(Group& group, const std::optional<CallAccount>& own) {
 }
 
 std::shared_ptr<Recovery> Recovery::of(Group& group) {
-  std::weak_ptr<void>& attachment = comm::attachment_of(group);
-  auto shared = std::static_pointer_cast<Recovery>(attachment.lock());
+  std::shared_ptr<Recovery> shared = find(group);
   if (!shared) {
     shared = std::make_shared<Recovery>(group);
-    attachment = shared;
+    comm::attachment_of(group) = shared;
   }
   return shared;
+}
+
+std::shared_ptr<Recovery> Recovery::find(Group& group) {
+  return std::static_pointer_cast<Recovery>(comm::attachment_of(group).lock());
 }
 
 // Each rank stops queueing and tells its peers' kernels so. Once all hosts have met, no kernel

@@ -71,14 +71,17 @@ class Recovery {
 
   /// The group's instance, made on first use.
   static std::shared_ptr<Recovery> of(Group& group);
+  /// The same, but null if the group has no dispatcher that runs ahead.
+  static std::shared_ptr<Recovery> find(Group& group);
 
   /// Dispatchers must be added in the same order on all ranks.
   void add(RankAgreement& dispatcher) { dispatchers_.push_back(&dispatcher); }
   void remove(RankAgreement& dispatcher) { std::erase(dispatchers_, &dispatcher); }
 
-  /// For a rank whose devices are halted, or that refuses a call of `dispatcher`. All ranks call
-  /// it, each from the call in which it notices. Meets the other hosts, resumes, and throws the
-  /// same error on all ranks.
+  /// For a rank whose devices are halted, or that refuses a call of `dispatcher`, or that learns
+  /// from another rank's host. All ranks call it, each from the call in which it notices, perhaps
+  /// one of a dispatcher that never runs ahead. Meets the other hosts, resumes, and throws the same
+  /// error on all ranks.
   [[noreturn]] void recover(RankAgreement& dispatcher, const std::optional<RefusedCall>& refused);
 
  private:

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "comm/cuda/shared_arena.hpp"
+#include "core/cuda/device.hpp"
 #include "dispatch/cuda/gate.hpp"
 #include "dispatch/cuda/tensors.hpp"
 #include "support/message_of.hpp"
@@ -29,12 +30,13 @@ constexpr auto kSharing = cuda::MemorySharing::kDescriptors;
 
 // An arena that ends with the test.
 struct Owner {
-  std::shared_ptr<cuda::RangeArena> arena = std::make_shared<cuda::RangeArena>(0, kSharing);
+  int device = 0;
+  std::shared_ptr<cuda::RangeArena> arena = std::make_shared<cuda::RangeArena>(device, kSharing);
   cuda::SharedArena shared{arena};
 };
 
 std::shared_ptr<cuda::PeerArena> open(const Owner& owner) {
-  return cuda::PeerArena::open(owner.shared.card(), kSharing, 0);
+  return cuda::PeerArena::open(owner.shared.card(), kSharing, owner.device);
 }
 
 void write(void* to, int value, int64_t num_bytes) {
@@ -208,6 +210,26 @@ TEST_F(CudaPeerArena, TellsThatItsOwnerHasEnded) {
   EXPECT_TRUE(is_called);
   const std::vector<cuda::ChunkNotice> missing{{.index = 1, .num_bytes = 1}};
   EXPECT_NE(message_of([&] { peer->extend(missing, 20s); }).find("has ended"), std::string::npos);
+}
+
+// On a machine with several GPUs: returning to GPU 0 would make a context there. The service thread
+// also tells that the owner has ended.
+TEST_F(CudaPeerArena, IsMappedByAThreadThatStaysOnItsGpu) {
+  const int device = cuda::num_devices() - 1;
+  std::unique_ptr<Owner> owner(new Owner{.device = device});
+  const std::shared_ptr<cuda::PeerArena> peer = open(*owner);
+  owner->shared.publish(20s);
+  std::binary_semaphore has_ended{0};
+  std::atomic<int> device_of_thread = -1;
+  const auto watch = peer->watch_owner([&] {
+    int current = -1;
+    cudaGetDevice(&current);
+    device_of_thread = current;
+    has_ended.release();
+  });
+  owner.reset();
+  ASSERT_TRUE(has_ended.try_acquire_for(20s));
+  EXPECT_EQ(device_of_thread, device);
 }
 
 }  // namespace

@@ -240,6 +240,35 @@ TEST_F(CudaRunAhead, ARefusalEndsAMeetingOfTheOthers) {
   });
 }
 
+// The others are already meeting in a call of a dispatcher that never runs ahead.
+TEST_F(CudaRunAhead, ARefusalIsTheSameErrorFromADispatcherThatDoesNotRunAhead) {
+  run_on_gpu(case_of({40, 25, 9}, 20), {}, [&](GpuRank& rank, const StepBytes& wanted) {
+    DispatchConfig config = rank.dispatcher.config();
+    config.max_rows.reset();
+    Dispatcher meets(rank.group, config, "direct");
+    meets.set_device_options({.stream = rank.stream.view()});
+    const auto expect_both_work = [&] {
+      expect_steps_work(rank, wanted);
+      const QueuedStep step(meets, rank.tensors);
+      expect_same(step.wait(rank.stream), wanted);
+    };
+    expect_both_work();
+    const Plan plan = rank.plan();
+    const Plan other_plan = meets.plan(rank.tensors.routing());
+    TensorView x = rank.tensors.x.view;
+    if (rank.group.rank() == 1) x.shape = {1, kWidth};
+    bool has_met = false;
+    const std::string message = message_of([&] {
+      rank.dispatcher.dispatch(plan, {.x = x});
+      has_met = true;
+      static_cast<void>(meets.dispatch(other_plan, {.x = rank.tensors.x.view}));
+    });
+    EXPECT_THAT(message, HasSubstr("rank 1: x must be [25, 24]"));
+    EXPECT_EQ(has_met, rank.group.rank() != 1);
+    expect_both_work();
+  });
+}
+
 // The others replay a graph of another dispatcher, which would wait for rank 1.
 TEST_F(CudaRunAhead, ARefusalEndsTheReplayOfAnotherDispatchersGraph) {
   run_on_gpu(case_of({40, 25, 9}, 19), {}, [&](GpuRank& rank, const StepBytes& wanted) {

@@ -164,6 +164,24 @@ TEST_F(CudaLayerUse, RefusalsAreClearOnAllRanks) {
   });
 }
 
+// The group stays usable.
+TEST_F(CudaLayerUse, TransposedWeightsAreRefusedBeforeRowsMove) {
+  run_ranks(2, [&](Group& group) {
+    LayerCase layer_case = spread(medium_case(DType::kBF16), {100, 111});
+    layer_case.config.experts.transposed = true;
+    LayerOnGpu gpu(group, layer_case);
+    MoeForwardArgs args = gpu.rank.forward_args();
+    for (ExpertWeights* weights : {&args.weights.experts, &args.weights.shared}) {
+      for (ConstTensorView* matrix : {&weights->w1, &weights->w2}) {
+        const Shape shape = matrix->shape;
+        matrix->shape = {shape[0], shape[2], shape[1]};
+      }
+    }
+    expect_refused(group, "transposed weights are supported in host memory only",
+                   [&] { (void)gpu.rank.layer.forward(args); });
+  });
+}
+
 // The dispatch of a rank that differs would wait for the others in another stream.
 TEST_F(CudaLayerUse, OverlapOfSharedExpertsMustBeIdenticalOnEveryRank) {
   run_ranks(2, [&](Group& group) {

@@ -165,6 +165,14 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 }
 
 // A single block, which ends a scatter for all ranks.
+//
+// It needs no fence for what the blocks before it stored in peers' memory. In PTX,
+// griddepcontrol.wait returns once the grid before has completed and all its memory operations are
+// performed and visible to this grid; like the boundary of two kernels in a stream, which it stands
+// for, it makes the end of that grid synchronize with what follows. Each store then precedes the
+// release stores of peer_barrier in causality order, which does not depend on the thread that
+// stored. Their scope is the system, so a peer that acquires the flag sees the row. last_block
+// needs its fence because its grid has not ended.
 __global__ void scatter_end_kernel(const __grid_constant__ ScatterArgs args) {
   wait_for_previous_kernel();
   if (!peer_barrier(args.signals, args.operation, args.awaits_peers)) zero_own_parts(args);
