@@ -5,7 +5,7 @@ Usage: commands_test.py COMMAND SOURCE_DIR
 
  - every command in an indented block or a ```bash block is run, or matches a line of NOT_RUN, which says why not
  - every option of every `crossdock` command exists, also of those that are not run
- - every `make` target, and every file that a command names, exists
+ - every `make` target, and every file that a command names, exists; packages for apt are those of tools/setup.sh, and make
  - every ```python block compiles; a block is a program that tests/torch/readme.py runs, or lines of a file that is run,
    or a fragment of a page in FRAGMENTS
 """
@@ -40,10 +40,10 @@ NOT_RUN = {  # what matches a command, and why it is not run here
     r"tests/torch/run\.py|bench/\w+\.py": "needs torch, or a GPU",
     r"^tests/nodes/testbed\.py": "needs network namespaces: tests/nodes",
     r"^make |^cmake |^tools/": "builds, installs or measures; .ci/run runs the main ones",
-    r"^pip install|^export ": "changes the environment of the reader",
+    r"^pip install|^export |^sudo apt|^python3 -m venv": "changes the environment of the reader",
 }
 FRAGMENTS = {  # pages with lines of Python that stand for a reader's program, and where the calls are tested
-    "README.md": "tests/torch/readme.py; the lines for transformers: tests/torch",
+    "README.md": "tests/torch/readme.py; the lines for transformers: tests/torch/hf_runs.py",
     "checkpoints.md": "tests/torch/case_checkpoint.py",
     "python.md": "tests/python",
     "pytorch.md": "tests/torch",
@@ -52,7 +52,7 @@ FRAGMENTS = {  # pages with lines of Python that stand for a reader's program, a
     "transformers.md": "tests/torch",
 }
 STARTS = re.compile(
-    r"(?:[A-Z_]+=\S+ )*(?:build/\w+/\S+|crossdock|make|cmake|pip|python3?|torchrun|mpirun|srun|tools/\S+|tests/\S+|export|for \w+ in|done)\b"
+    r"(?:[A-Z_]+=\S+ )*(?:sudo apt|build/\w+/\S+|crossdock|make|cmake|pip|python3?|torchrun|mpirun|srun|tools/\S+|tests/\S+|export|for \w+ in|done)\b"
 )
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?:^|\n\n)((?:    [^\n]*\n|\n(?=    ))+)")
@@ -98,6 +98,14 @@ def missing_target(command, source):
             yield f"the Makefile has no target {target}"
 
 
+def unknown_packages(command, source):
+    if command.startswith("sudo apt install "):
+        known = set(re.findall(r"[\w.+-]+", (source / "tools/setup.sh").read_text())) | {"make"}
+        for word in command.split("&&")[0].split()[3:]:
+            if word not in known:
+                yield f"tools/setup.sh does not install {word}"
+
+
 def python_faults(source):
     run_blocks = "\n".join(path.read_text() for path in sorted((source / "examples").rglob("*.py")))
     run_lines = {line.split("  #")[0].strip() for line in run_blocks.split("\n")}
@@ -133,7 +141,7 @@ def main():
     assert len(found) >= 40, f"only {len(found)} commands were found in the documentation"
     failures, helps, used, to_run = list(python_faults(source)), {}, set(), []
     for command in found:
-        failures += [f"{command}\n  {fault}" for check in (missing_files, missing_target) for fault in check(command, source)]
+        failures += [f"{command}\n  {fault}" for check in (missing_files, missing_target, unknown_packages) for fault in check(command, source)]
         after = re.search(r"(?:^|/|\s)crossdock ((?!-)[\w-]+(?: .*)?)$", re.split(r" [>&|]", command)[0])
         if after and not command.startswith(("python", "pip", "make")):
             words = shlex.split(after.group(1))
