@@ -35,6 +35,7 @@ struct EvalArgs {
   std::string path;          // "-": standard input
   std::string communicator;  // "threads", "sockets" or "mpi"; empty: the case's
   bool check = false;        // compare with the reference, report on standard error
+  bool json = false;         // changes nothing: the output is always JSON
   bool as_rank = false;      // this process is a rank that eval has started
 };
 void add_options(Options& options, EvalArgs& args);

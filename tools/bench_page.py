@@ -121,6 +121,10 @@ def gpu_small(results):
     return table(["scenario, µs (× floor)", *(f"`{name}`" for name in names)], rows)
 
 
+STYLE = ("text{font:13px sans-serif;fill:#222}.s{font-size:11px}.t{font-weight:bold}.m,.p{fill:#b03a2e}.b{fill:#fff}line{stroke:#222}"
+         "@media(prefers-color-scheme:dark){text{fill:#d1d7e0}.m,.p{fill:#ff8a7a}.b{fill:#0d1117}line{stroke:#d1d7e0}}")
+
+
 def svg(title, axis, groups, *, limit, markers=()):
     """Horizontal bars. groups: (label, [(name, value, color)]); markers: (group, name, text, value) as a tick with its text."""
     left, right, bar, gap, top = 190, 60, 15, 12, 56
@@ -138,7 +142,7 @@ def svg(title, axis, groups, *, limit, markers=()):
         y += gap
     for label, name, text, value in markers:
         x, at = left + value * scale, place[label, name]
-        parts.append(f'<rect x="{x - 1:.1f}" y="{at - 1}" width="3" height="{bar + 2}" fill="#b03a2e"/>')
+        parts.append(f'<rect x="{x - 1:.1f}" y="{at - 1}" width="3" height="{bar + 2}" class="p"/>')
         parts.append(f'<text x="{x + 6:.1f}" y="{at + bar - 4}" class="s m">{text} {value:.1f}</text>')
     one, height = left + scale, y + 14
     legend, x = [], left
@@ -148,9 +152,8 @@ def svg(title, axis, groups, *, limit, markers=()):
     return "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img">',
         f"<title>{title}</title>",
-        "<style>text{font:13px sans-serif;fill:#222}.s{font-size:11px}.t{font-weight:bold}.m{fill:#b03a2e}</style>",
-        f'<rect width="{width}" height="{height}" fill="#fff"/>', f'<text x="12" y="20" class="t">{title}</text>', *legend, *parts,
-        f'<line x1="{one:.1f}" y1="{top - 6}" x2="{one:.1f}" y2="{y - 4}" stroke="#222" stroke-dasharray="4 3"/>',
+        f"<style>{STYLE}</style>", f'<rect width="{width}" height="{height}" class="b"/>', f'<text x="12" y="20" class="t">{title}</text>', *legend, *parts,
+        f'<line x1="{one:.1f}" y1="{top - 6}" x2="{one:.1f}" y2="{y - 4}" stroke-dasharray="4 3"/>',
         f'<text x="{one:.1f}" y="{y + 8}" class="s" text-anchor="middle">1 = {axis}</text>', "</svg>", ""])
 
 

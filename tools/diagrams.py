@@ -75,7 +75,7 @@ class Picture:
 def overview():
     """Tokens of three ranks, one of which has none, at six experts and back."""
     routes = {(0, 0): (0, 3), (0, 1): (1, 4), (0, 2): (0, 1), (2, 0): (1, 5), (2, 1): (3, 5)}  # (rank, token): experts
-    p = Picture(424, "Tokens of three ranks travel to the ranks of their experts and come back to where they were")
+    p = Picture(432, "Tokens of three ranks travel to the ranks of their experts and come back to where they were")
     lane, top = 116, 62
     for x, words in ((96, "tokens"), (330, "experts"), (566, "results")):
         p.text(x, 26, words, "text bold middle")
@@ -103,7 +103,7 @@ def overview():
             shapes.append((ex, ey, rank))
     for x, y, rank in sorted(set(shapes)):
         p.rect(x, y, 20, 20 if x in (86, 556) else 18, f"c{rank}", 3)
-    p.text(320, 416, "Each result is the weighted sum of its experts' rows, in a fixed order", "muted small middle")
+    p.text(320, 422, "Each result is the weighted sum of its experts' rows, in a fixed order", "muted small middle")
     return p
 
 

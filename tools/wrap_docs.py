@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Wraps the paragraphs of README.md, CONTRIBUTING.md and docs/*.md in which a line is too long.
+"""Wraps the paragraphs of README.md, CONTRIBUTING.md, CHANGELOG.md and docs/*.md in which a line is too long.
 
     tools/wrap_docs.py            # wraps them
     tools/wrap_docs.py --check    # only lists the lines; exit status 1 if there are any
@@ -19,7 +19,7 @@ SOLID = re.compile(r"`[^`]*`|\]\([^)]*\)")  # code and targets of links are not 
 
 
 def pages():
-    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def is_prose(line, in_fence):

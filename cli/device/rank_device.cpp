@@ -48,9 +48,10 @@ std::string missing_gpu() {
   const auto cuda = std::ranges::find(features, std::string_view("cuda"), &Feature::name);
   const bool is_built = cuda != features.end() && cuda->is_built;
   return "--device cuda needs a GPU: " + cuda_missing_reason() +
-         (is_built ? "; nvidia-smi shows what the driver sees"
-                   : "; install a build with CUDA: pip install crossdock-cu13, or configure with "
-                     "-DCROSSDOCK_WITH_CUDA=ON (needs the CUDA 13 toolkit)");
+         (is_built
+              ? "; nvidia-smi shows what the driver sees"
+              : "; build it with the CUDA 13 toolkit: CROSSDOCK_CUDA=on pip install ., a wheel "
+                "of make wheels, or cmake -DCROSSDOCK_WITH_CUDA=ON");
 }
 
 std::string gpu_rule() {

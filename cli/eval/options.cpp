@@ -22,6 +22,7 @@ void add_options(Options& options, EvalArgs& args) {
   options.flag("--check", args.check,
                "Compare with the fp64 reference and report on standard error; a difference exits "
                "with status 1");
+  options.flag("--json", args.json, "Print JSON, as without this option");
   options.hidden_flag("--as-rank", args.as_rank);
   options.notes(kEvalNotes);
 }

@@ -162,7 +162,7 @@ void remove_session_of(pid_t mpirun) {
   namespace fs = std::filesystem;
   std::string folder = "/tmp";
   for (const char* name : {"TMP", "TEMP", "TMPDIR"}) {
-    if (const char* value = std::getenv(name)) folder = value;
+    if (const char* value = std::getenv(name); value != nullptr && *value != '\0') folder = value;
   }
   std::array<char, 256> host{};
   gethostname(host.data(), host.size() - 1);

@@ -36,18 +36,24 @@ size_t distance(std::string_view a, std::string_view b) {
 
 std::string closest_name(std::string_view word, const std::vector<std::string>& names) {
   const std::string typed = lower(word);
+  // 3: begins with the word, 2: contains it, 1: differs by typing errors, 0: is another word.
+  const auto kind_of = [&](const std::string& name, size_t changes) {
+    const size_t position = typed.size() < 3 ? std::string::npos : name.find(typed);
+    if (position != std::string::npos) return position == 0 ? 3 : 2;
+    return changes <= std::max<size_t>(1, typed.size() / 4) ? 1 : 0;
+  };
   std::string closest;
-  size_t least = std::max<size_t>(1, typed.size() / 4) + 1;
+  int best_kind = 0;
+  size_t least = 0;
   for (const std::string& name : names) {
     const size_t changes = distance(typed, lower(name));
-    if (changes >= least) continue;
-    least = changes;
+    const int kind = kind_of(lower(name), changes);
+    if (kind < best_kind || kind == 0 || (kind == best_kind && changes >= least)) continue;
     closest = name;
+    best_kind = kind;
+    least = changes;
   }
-  if (!closest.empty() || typed.size() < 3) return closest;
-  const auto holder = std::ranges::find_if(
-      names, [&](const auto& name) { return lower(name).find(typed) != std::string::npos; });
-  return holder == names.end() ? "" : *holder;
+  return closest;
 }
 
 std::string suggestion(std::string_view word, const std::vector<std::string>& names) {

@@ -6,8 +6,8 @@
 
 namespace crossdock::cli {
 
-/// The name that was probably meant: one that contains the word, or differs from it by a typing
-/// error or two. Empty if none is close.
+/// The name that was probably meant: one that begins with the word, else one that contains it, else
+/// one that differs from it by a typing error or two. Empty if none is close.
 std::string closest_name(std::string_view word, const std::vector<std::string>& names);
 
 /// "; did you mean \"direct\"?", or nothing if no name is close.

@@ -26,6 +26,11 @@ TEST(Suggestions, NameWhatWasProbablyMeant) {
       {"run --preset qwen", "did you mean \"qwen3-30b-a3b\"?"},
       {"run --strategy dirct", "did you mean \"direct\"?"},
       {"plan --fabric H200 --model mixtral-8x7b", "did you mean \"h200-nvlink-400g\"?"},
+      {"plan --fabric b200 --model mixtral-8x7b", "did you mean \"b200-nvlink-400g\"?"},
+      {"plan --fabric gb20 --model mixtral-8x7b", "did you mean \"gb200\"?"},
+      {"plan --fabric a100 --model mixtral-8x7b", "did you mean \"a100-nvlink-200g\"?"},
+      {"plan --fabric nvlink --model mixtral-8x7b", "did you mean \"h100-nvlink-400g\"?"},
+      {"plan --fabric ethrenet --model mixtral-8x7b", "did you mean \"ethernet\"?"},
       {"bench --scenario cpu-lage", "did you mean \"cpu-large\"?"},
       {"verify --communicator socket", "did you mean \"sockets\"?"},
   });

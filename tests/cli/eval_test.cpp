@@ -50,6 +50,13 @@ TEST(CaseFormat, ExampleInTheDocsIsWhatTheCommandPrints) {
   EXPECT_EQ(fenced_block(page, "json", 1), result.out);
 }
 
+TEST(Eval, TakesJsonLikeTheOtherCommands) {
+  const std::string text = worked_case().dump();
+  const CommandResult result = run_command("eval --json -", text);
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(result.out, run_command("eval -", text).out);
+}
+
 TEST(Eval, JudgesEveryCallOfADispatchCase) {
   const std::string file = std::string(CROSSDOCK_SOURCE_DIR) + "/examples/cases/dispatch.json";
   std::set<std::string> checksums;

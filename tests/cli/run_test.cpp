@@ -242,8 +242,8 @@ TEST(Run, SaysWhyItHasNoGpu) {
     const auto cuda = std::ranges::find(features, std::string_view("cuda"), &Feature::name);
     EXPECT_THAT(run_program("env COLUMNS=1000 " CROSSDOCK_COMMAND " run --device cuda").err,
                 HasSubstr(cuda->is_built ? "nvidia-smi"
-                                         : "pip install crossdock-cu13, or "
-                                           "configure with -DCROSSDOCK_WITH_CUDA"));
+                                         : "CROSSDOCK_CUDA=on pip install ., a wheel of make "
+                                           "wheels, or cmake -DCROSSDOCK_WITH_CUDA=ON"));
   }
   const CommandResult in_json = run_command("run --device cuda --json");
   EXPECT_EQ(in_json.status, 1);

@@ -3,12 +3,13 @@
 
 Usage: deb_test.py SOURCE_DIR
 
-The command runs, and tests/install/consumer is built with find_package and with pkg-config. A removed package leaves nothing
-behind. Exit status 77, with the reason, without CROSSDOCK_TEST_DEB=1, and if this machine cannot make a new Debian: that needs
-root, debootstrap and a mirror of Debian.
+The command runs, its man pages and completions are there, and tests/install/consumer is built with find_package and with
+pkg-config. A removed package leaves nothing behind. Exit status 77, with the reason, without CROSSDOCK_TEST_DEB=1,
+and if this machine cannot make a new Debian: that needs root, debootstrap and a mirror of Debian.
 """
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,10 @@ MIRROR = "http://deb.debian.org/debian"
 RELEASE = "bookworm"
 TOOLS = "g++,cmake,make,pkg-config"
 DEADLINE = 900  # seconds for one command
+WITHOUT_PAGE = ("help", "version", "completion", "man")
+COMPLETIONS = (
+    "bash-completion/completions/crossdock", "zsh/site-functions/_crossdock", "fish/vendor_completions.d/crossdock.fish",
+)
 
 
 def run(*command, **options):
@@ -61,6 +66,17 @@ def make_debian(root):
         sys.exit(text)
 
 
+def check_texts(share, inside):
+    """Man pages and completions are installed, where man and the shells look, and are not empty."""
+    helped = inside("crossdock", "--help", capture_output=True, text=True).stdout
+    commands = re.findall(r"^  (\w+) ", helped.split("Commands:")[1].split("\n\n")[0], re.MULTILINE)
+    assert "run" in commands, helped
+    pages = ["crossdock.1", *(f"crossdock-{command}.1" for command in commands if command not in WITHOUT_PAGE)]
+    for file in [*(f"man/man1/{page}" for page in pages), *COMPLETIONS]:
+        found = [path for path in (share / file, share / f"{file}.gz") if path.exists() and path.stat().st_size > 0]
+        assert found, f"{share / file} is missing or empty"
+
+
 def use_packages(root, packages, consumer):
     def inside(*command, **options):
         mounted = 'mount --bind /proc "$0/proc" && exec chroot "$0" "$@"'  # for this command only
@@ -76,8 +92,7 @@ def use_packages(root, packages, consumer):
     inside("apt-get", "install", "-y", "-q", "--no-install-recommends", *main)
     inside("crossdock", "info")
     inside("crossdock", "run", "--preset", "qwen3-30b-a3b", "--ranks", "2", "--tokens", "64", "--scale", "32")
-    for manual in (root / "usr/share/man/man1").glob("crossdock*"):
-        print("deb_test: has", manual.name)
+    check_texts(root / "usr/share", inside)
     inside("cmake", "-S", "/root/consumer", "-B", "/root/by_cmake")
     inside("cmake", "--build", "/root/by_cmake")
     inside("/root/by_cmake/consumer")

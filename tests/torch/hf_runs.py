@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""A rank of a model that dies, and examples/10_transformers.py: hf_runs.py"""
+"""A rank of a model that dies, examples/10_transformers.py, and the lines of the README for transformers: hf_runs.py"""
+import contextlib
+import io
 import os
 import pathlib
 import re
@@ -9,9 +11,17 @@ import sys
 import tempfile
 
 from launch import PATIENCE, connect, start_ranks, wait_for
+from readme import python_blocks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WORLD, VICTIM = 4, 2
+README_WORLD = 8  # tp_size 2 · fsdp_size 4
+README_MODEL = "Qwen/Qwen3-30B-A3B"  # here a tiny one, in a folder of this name
+USE = """
+import torch
+ids = torch.arange(3, 19).reshape(2, 8)
+print(f"loss {model(input_ids=ids, labels=ids).loss.item():.5f}", flush=True)
+"""
 
 
 def killed(rank, folder):
@@ -47,16 +57,39 @@ def run_killed():
     assert codes == [-signal.SIGKILL if rank == VICTIM else 0 for rank in range(WORLD)], codes
 
 
-def run_example():
-    command = [sys.executable, "-B", "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORLD}"]
-    command.append(str(ROOT / "examples" / "10_transformers.py"))
-    environment = dict(os.environ, OMP_NUM_THREADS="1")
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+def launched(program, world, **options):
+    """What the ranks print, under torchrun."""
+    command = [sys.executable, "-B", "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}", str(program)]
+    environment = dict(os.environ, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, **options)
     text = done.stdout + done.stderr
     aborted_at_exit = "terminate called without an active exception" in text  # by gloo: docs/pytorch.md
     assert done.returncode == 0 or aborted_at_exit, text
-    losses = [float(loss) for loss in re.search(r"^loss (.*)$", done.stdout, re.MULTILINE).group(1).split()]
+    return done.stdout
+
+
+def run_example():
+    printed = launched(ROOT / "examples" / "10_transformers.py", WORLD)
+    losses = [float(loss) for loss in re.search(r"^loss (.*)$", printed, re.MULTILINE).group(1).split()]
     assert len(losses) == 4 and losses[-1] < 0.6 * losses[0], losses
+
+
+def run_readme():
+    """The README's lines as they are: transformers looks for a folder of the model's name before it asks the network."""
+    import hf_models
+
+    (lines,) = (code for code in python_blocks("README.md") if "from_pretrained" in code)
+    with tempfile.TemporaryDirectory() as folder:
+        model = hf_models.make("qwen3_moe")
+        model.save_pretrained(f"{folder}/{README_MODEL}")
+        program = pathlib.Path(folder) / "program.py"
+        program.write_text(lines + USE)
+        printed = launched(program, README_WORLD, cwd=folder)
+        scope = {"model": model}
+        with contextlib.redirect_stdout(io.StringIO()) as alone:
+            exec(USE, scope)
+    of_ranks, of_one = ([float(loss) for loss in re.findall(r"loss ([\d.]+)", text)] for text in (printed, alone.getvalue()))
+    assert len(of_ranks) == README_WORLD and all(abs(loss - of_one[0]) < 1e-4 for loss in of_ranks), (of_ranks, of_one)
 
 
 if __name__ == "__main__":
@@ -64,4 +97,5 @@ if __name__ == "__main__":
         killed(int(sys.argv[2]), pathlib.Path(sys.argv[1]))
     run_killed()
     run_example()
-    print("killed rank and example: passed")
+    run_readme()
+    print("killed rank, example and README: passed")
