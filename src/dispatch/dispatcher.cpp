@@ -234,6 +234,10 @@ void Dispatcher::agree(const Proposal& proposal, Device device) {
   }
 }
 
+OwnedTensor Dispatcher::all_reduce(const ConstTensorView& values) {
+  return impl_->path_on(values.device).all_reduce(values);
+}
+
 Plan Dispatcher::plan(const Routing& routing) {
   return impl_->plan(impl_->path_for(routing.expert_ids, routing.weights), routing);
 }

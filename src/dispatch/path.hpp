@@ -60,6 +60,10 @@ class Path {
                                                  const CombineBackwardArgs& args) = 0;
   virtual OwnedTensor collect_routes(const Plan& plan, ConstTensorView rows, TensorView routes) = 0;
   virtual void agree_on(const Proposal& proposal) = 0;
+  /// (optional) For values on a GPU. Default: throws.
+  virtual OwnedTensor all_reduce(const ConstTensorView& /*values*/) {
+    throw Error(ErrorCode::kUnsupported, "this strategy takes host tensors, got counts on a GPU");
+  }
   /// Not collective.
   virtual OwnedTensor allocate_rows(const Plan& plan, DType dtype) = 0;
 

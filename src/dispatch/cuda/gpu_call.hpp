@@ -153,6 +153,9 @@ class GpuCall {
 class GpuPath : public Path {
  public:
   void agree_on(const Proposal& proposal) final;
+  /// The values travel as the counts of a plan do. If GPUs do not reach each other's memory, the
+  /// hosts add them and wait for the GPU, as they do to make plans.
+  OwnedTensor all_reduce(const ConstTensorView& values) final;
   OwnedTensor allocate_rows(const Plan& plan, DType dtype) final;
   std::vector<std::shared_ptr<const void>> owners_of(
       std::span<const ConstTensorView> tensors) const final;

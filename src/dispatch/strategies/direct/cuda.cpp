@@ -224,6 +224,9 @@ class CudaDirect final : public GpuPath {
 
   bool sums_per_rank_;   // partial sums
   bool sends_per_rank_;  // one copy of a token to each rank
+  // The hosts meet in the first plan, even if an all_reduce has connected the ranks: it succeeds on
+  // all of them or on none, as Dispatcher::agree requires.
+  bool has_planned_ = false;
   // The next plan reserves rows for the same dispatch as the last.
   DType last_dtype_ = DType::kBF16;
   bool last_took_rows_ = true;
@@ -311,7 +314,8 @@ Plan CudaDirect::queue_plan(int64_t K, const MakeRouting& make_routing) {
     }
     if (links_now) links = ready_links(call, *arrays);
   });
-  const AgreedCall& agreed = call.agree({});
+  const AgreedCall& agreed = call.agree({.must_meet = !has_planned_});
+  has_planned_ = true;
   call.move([&] {
     if (routing.queue) routing.queue();
     launch_plan({.routing = routing.slots,
