@@ -210,15 +210,6 @@ void check_dispatch(const CudaRank& rank, const Plan& plan, const DispatchArgs& 
   check_args(plan, args, rank.where());
 }
 
-void call_on_chunk(Group& group, const Plan& plan, const DispatchArgs& args,
-                   const DispatchResult& result) {
-  if (!args.on_chunk) return;
-  run_agreed(group, [&] {
-    args.on_chunk(result, {0, plan.num_local_experts()});
-    agree_on_chunks(group, plan);
-  });
-}
-
 GatherSumKernelArgs sum_args(const char* operation, const Plan& plan, const GatherSumArgs& args,
                              const TensorView& out) {
   const CudaPlan& arrays = device_plan(plan);

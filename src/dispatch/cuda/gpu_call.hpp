@@ -179,11 +179,6 @@ class GpuPath : public Path {
 void check_dispatch(const CudaRank& rank, const Plan& plan, const DispatchArgs& args,
                     const Begun* begun);
 
-/// Calls on_chunk, if given, with all rows of a dispatch. They may not have moved yet: on_chunk can
-/// queue work behind the call.
-void call_on_chunk(Group& group, const Plan& plan, const DispatchArgs& args,
-                   const DispatchResult& result);
-
 /// Kernel arguments that do not depend on where the rows are.
 GatherSumKernelArgs sum_args(const char* operation, const Plan& plan, const GatherSumArgs& args,
                              const TensorView& out);

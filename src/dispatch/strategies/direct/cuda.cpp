@@ -220,7 +220,6 @@ class CudaDirect final : public GpuPath {
   TakenRows take_rows(GpuCall& call, const Plan& plan, const DispatchArgs& args);
   Landings show_rows(GpuCall& call, const Plan& plan, const DispatchArgs& args,
                      const DispatchResult& result) const;
-  DispatchResult queue_dispatch(const Plan& plan, const DispatchArgs& args, Begun* begun);
 
   bool sums_per_rank_;   // partial sums
   bool sends_per_rank_;  // one copy of a token to each rank
@@ -352,13 +351,6 @@ Plan CudaDirect::link(Plan plan) {
 }
 
 DispatchResult CudaDirect::dispatch(const Plan& plan, const DispatchArgs& args, Begun* begun) {
-  DispatchResult result = queue_dispatch(plan, args, begun);
-  call_on_chunk(group(), plan, args, result);
-  return result;
-}
-
-DispatchResult CudaDirect::queue_dispatch(const Plan& plan, const DispatchArgs& args,
-                                          Begun* begun) {
   GpuCall call(rank_, {.operation = "dispatch", .plan = &plan, .text = call_text(args)},
                args.on_chunk ? nullptr : begun);  // refused with on_chunk, before it begins
   DispatchResult result;
