@@ -517,23 +517,27 @@ OwnedTensor CudaDirect::collect_routes(const Plan& plan, ConstTensorView rows, T
 }
 
 }  // namespace
+
+// Within one node all ranks reach each other's rows; between nodes copies are exchanged. If GPUs of
+// a node do not reach each other, all rows are exchanged, as in alltoall.
+std::unique_ptr<Path> make_direct_path(const PathContext& context, int device, bool sums_per_rank) {
+  if (!context.gpus_reach_each_other) {
+    PathContext exchanging = context;
+    exchanging.strategy = make_alltoall();
+    return make_packed_path(exchanging, device, alltoall_packing());
+  }
+  if (context.group.topology().num_nodes <= 1) {
+    return std::make_unique<CudaDirect>(context, device, sums_per_rank);
+  }
+  return make_packed_path(context, device, relay_packing());
+}
+
 }  // namespace crossdock::cuda
 
 namespace crossdock {
 
-// Within one node all ranks reach each other's rows; between nodes copies are exchanged. If GPUs of
-// a node do not reach each other, all rows are exchanged, as in alltoall.
-std::unique_ptr<Path> make_direct_device_path(const PathContext& context, Device device,
-                                              bool sums_per_rank) {
-  if (!context.gpus_reach_each_other) {
-    PathContext exchanging = context;
-    exchanging.strategy = make_alltoall();
-    return cuda::make_packed_path(exchanging, device.index, cuda::alltoall_packing());
-  }
-  if (context.group.topology().num_nodes <= 1) {
-    return std::make_unique<cuda::CudaDirect>(context, device.index, sums_per_rank);
-  }
-  return cuda::make_packed_path(context, device.index, cuda::relay_packing());
+std::unique_ptr<Path> make_direct_device_path(const PathContext& context, Device device) {
+  return cuda::make_direct_path(context, device.index, /*sums_per_rank=*/context.group.size() > 1);
 }
 
 }  // namespace crossdock
