@@ -183,7 +183,7 @@ void queue_gather(const GpuCall& call, GatherSumKernelArgs& gather, int64_t own_
 
 /// `direct` within a node (and `hierarchical`, which is the same there): plan, scatter, gather_sum.
 /// The ranks agree on a call and tell each other where their rows are, on the host or, if hosts run
-/// ahead, in kernels (RankAgreement). The kernels of a call wait for each other on the GPU.
+/// ahead, in kernels (RunAhead). The kernels of a call wait for each other on the GPU.
 class CudaDirect final : public GpuPath {
  public:
   /// sums_per_rank: partial sums are made per rank, otherwise for all ranks together.
