@@ -213,6 +213,11 @@ class CROSSDOCK_API Dispatcher {
   [[nodiscard]] OwnedTensor allocate_rows(const Plan& plan, DType dtype);
 
  private:
+  friend class DeviceCounts;
+  /// Returns the sums over all ranks of int64 values on a GPU, such as a layer's counts. The shape
+  /// must be identical on every rank. Agrees and runs ahead as a plan does. Collective.
+  OwnedTensor all_reduce(const ConstTensorView& values);
+
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -11,6 +11,7 @@
 #include "core/check.hpp"
 #include "crossdock/cuda.hpp"
 #include "crossdock/planner.hpp"
+#include "dispatch/call.hpp"
 #include "dispatch/host/host_path.hpp"
 #include "dispatch/path.hpp"
 #include "plan/plan_builder.hpp"
@@ -151,6 +152,18 @@ struct Dispatcher::Impl {
     return made;
   }
 
+  // On a GPU the rows may not have moved yet: on_chunk can queue work behind the call.
+  DispatchResult dispatch(const Plan& plan, const DispatchArgs& args, Begun* begun) {
+    Path& path = path_of(plan);
+    DispatchResult result = path.dispatch(plan, args, begun);
+    if (!args.on_chunk || &path != device_path.get()) return result;
+    run_agreed(context.group, [&] {
+      args.on_chunk(result, {0, plan.num_local_experts()});
+      agree_on_chunks(context.group, plan);
+    });
+    return result;
+  }
+
   // Combine and its like; see Path::gather_sum.
   OwnedTensor gather_sum(const char* operation, const Plan& plan, const GatherSumArgs& args,
                          Begun* begun = nullptr) {
@@ -234,6 +247,10 @@ void Dispatcher::agree(const Proposal& proposal, Device device) {
   }
 }
 
+OwnedTensor Dispatcher::all_reduce(const ConstTensorView& values) {
+  return impl_->path_on(values.device).all_reduce(values);
+}
+
 Plan Dispatcher::plan(const Routing& routing) {
   return impl_->plan(impl_->path_for(routing.expert_ids, routing.weights), routing);
 }
@@ -243,7 +260,7 @@ Plan Dispatcher::plan(const DenseRouting& routing) {
 }
 
 DispatchResult Dispatcher::dispatch(const Plan& plan, const DispatchArgs& args) {
-  return impl_->path_of(plan).dispatch(plan, args, nullptr);
+  return impl_->dispatch(plan, args, nullptr);
 }
 
 OwnedTensor Dispatcher::combine(const Plan& plan, ConstTensorView y) {
@@ -299,7 +316,7 @@ OwnedTensor Dispatcher::allocate_rows(const Plan& plan, DType dtype) {
 Pending<DispatchResult> Dispatcher::begin_dispatch(const Plan& plan, const DispatchArgs& args) {
   Begun begun;
   Pending<DispatchResult> pending;
-  pending.result_ = impl_->path_of(plan).dispatch(plan, args, &begun);
+  pending.result_ = impl_->dispatch(plan, args, &begun);
   impl_->keep(pending, plan, begun,
               {args.x, args.scales, args.rows, args.row_scales, args.row_weights});
   PendingWork& work = *pending.work_;

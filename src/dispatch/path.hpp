@@ -52,6 +52,7 @@ class Path {
   // If `begun` is given, the call may be queued in a separate stream, which waits for the work that
   // is already in the caller's stream and runs concurrently with later work there.
 
+  /// A path on a GPU leaves it to the dispatcher to call on_chunk, once, with all rows.
   virtual DispatchResult dispatch(const Plan& plan, const DispatchArgs& args, Begun* begun) = 0;
   /// combine, combine_unweighted or dispatch_backward; `operation` is the name of the call.
   virtual OwnedTensor gather_sum(const char* operation, const Plan& plan, const GatherSumArgs& args,
@@ -60,6 +61,10 @@ class Path {
                                                  const CombineBackwardArgs& args) = 0;
   virtual OwnedTensor collect_routes(const Plan& plan, ConstTensorView rows, TensorView routes) = 0;
   virtual void agree_on(const Proposal& proposal) = 0;
+  /// (optional) For values on a GPU. Default: throws.
+  virtual OwnedTensor all_reduce(const ConstTensorView& /*values*/) {
+    throw Error(ErrorCode::kUnsupported, "this strategy takes host tensors, got counts on a GPU");
+  }
   /// Not collective.
   virtual OwnedTensor allocate_rows(const Plan& plan, DType dtype) = 0;
 

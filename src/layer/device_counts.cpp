@@ -1,7 +1,5 @@
 #include "layer/device_counts.hpp"
 
-#include <bit>
-#include <utility>
 #include <vector>
 
 #include "comm/agreement/items.hpp"
@@ -10,55 +8,38 @@
 #include "router/backend.hpp"
 
 namespace crossdock {
-namespace {
 
-// Counts are int64 and travel as fp32 rows: the dispatcher does not change their bits.
-constexpr int64_t kValuesPerCount = 2;
-
-// The same counts as a matrix.
-ConstTensorView as_rows(const TensorView& counts, int64_t num_rows) {
-  return {counts.data,
-          DType::kI64,
-          {num_rows, counts.num_bytes() / (num_rows * size_of(DType::kI64))},
-          counts.device};
-}
-
-}  // namespace
-
-DeviceCounts::DeviceCounts(Group& group, const MoeLayerConfig& config, const RouteCounts& counts,
-                           const Router& router, DeviceMemory& memory)
-    : group_(group), config_(config), counts_(counts), router_(router), memory_(memory) {}
-
-void DeviceCounts::set_device_options(const DeviceOptions& options) {
-  options_ = options;
-  for (const auto& [key, gather] : gathers_) gather->set_device_options(options_);
+void DeviceCounts::update_device_options() {
+  for (auto& [group, dispatcher] : in_other_groups_) {
+    dispatcher.set_device_options(
+        {.stream = parts_.stream, .run_ahead = parts_.device_options.run_ahead});
+  }
 }
 
 // Only the first forward compares tokens, because comparing waits for the GPU. That suffices: a
 // program that passes equal tokens does so in every step.
-void DeviceCounts::agree(Dispatcher& dispatcher, const ForwardCall& call,
-                         const std::optional<Error>& refusal) {
+void DeviceCounts::agree(const ForwardCall& call, const std::optional<Error>& refusal) {
   const MoeForwardArgs& args = call.args;
-  const bool is_alone = group_.size() == 1 && counts_.other_groups().empty();
-  const bool compares = !config_.allow_equal_tokens && !has_compared_ && !is_alone;
+  const bool is_alone = parts_.group.size() == 1 && counts_.other_groups().empty();
+  const bool compares = !parts_.config.allow_equal_tokens && !has_compared_ && !is_alone;
   bool is_capture = false;
   std::optional<HostTokens> tokens;
   Sample sample;
   const std::optional<Error> failed = refusal_of([&] {
     if (refusal) throw *refusal;
-    is_capture = is_captured(options_.stream, args.x.device);
+    is_capture = is_captured(parts_.stream, args.x.device);
     if (!compares || is_capture) return;
-    tokens.emplace(call.tokens, options_.stream);
+    tokens.emplace(call.tokens, parts_.stream);
     sample = {.tokens = tokens->tokens(), .value = sample_to_compare(tokens->tokens())};
   });
   const Proposal proposal{.operation = "route",
-                          .config = call.config_text + counts_.counts_text(group_, args),
+                          .config = call.config_text + counts_.counts_text(parts_.group, args),
                           .refusal = as_refusal(failed)};
   try {
     if (compares) {
-      compare_samples(group_, proposal, sample);
+      compare_samples(parts_.group, proposal, sample);
     } else {
-      dispatcher.agree(proposal, args.x.device);
+      parts_.dispatcher.agree(proposal, args.x.device);
     }
   } catch (const Error& error) {
     counts_.refuse_in_other_groups(args, error);
@@ -90,65 +71,42 @@ void DeviceCounts::compare_in_other_groups(const MoeForwardArgs& args, const Sam
     });
     if (!refusal) refusal = failed;
   }
-  group_.agree({.operation = "counted", .refusal = as_refusal(refusal)});
+  parts_.group.agree({.operation = "counted", .refusal = as_refusal(refusal)});
 }
 
-// Plans for other groups are never kept (see sum_over): ranks there may fail in calls that succeed
-// here.
-void DeviceCounts::forget_plans() {
-  for (const auto& [key, gather] : gathers_) gather->forget_plan();
+// A dispatcher in another group makes no plans.
+Dispatcher& DeviceCounts::dispatcher_in(Group& group) {
+  if (&group == &parts_.group) return parts_.dispatcher;
+  const int64_t P = group.size();
+  const DispatchConfig config{.num_experts = P, .top_k = 1, .width = 1, .max_rows = P};
+  const auto [found, is_new] = in_other_groups_.try_emplace(&group, group, config, "direct");
+  if (is_new) update_device_options();
+  return found->second;
 }
 
-DeviceGather& DeviceCounts::gather_of(Group& group, int64_t num_counts) {
-  std::unique_ptr<DeviceGather>& gather = gathers_[{&group, num_counts}];
-  if (!gather) {
-    const GatheredRows rows{.width = kValuesPerCount * num_counts, .max_rows = group.size()};
-    gather = std::make_unique<DeviceGather>(group, rows, memory_);
-    gather->set_device_options(options_);
-  }
-  return *gather;
-}
-
-// Counts in memory whose size is a power of two, so that a changing number of sequences needs few
-// gathers; the rest is unspecified. Counts of a single sequence need no more.
-OwnedTensor DeviceCounts::padded(const OwnedTensor& counts) {
-  const int64_t num_counts = counts.view.num_elements();
-  if (num_counts == config_.router.num_experts + 1) return counts;
-  const auto size = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(num_counts)));
-  OwnedTensor padded = memory_.take(DType::kI64, {size}, options_.stream);
-  memory_.copy(counts.view, padded.view, options_.stream);
-  return padded;
-}
-
-// Sums counts [n, B * E + B] to [E + 1].
-OwnedTensor DeviceCounts::sum(const ConstTensorView& counts, int64_t num_sequences) {
-  const int64_t num_sums = counts.shape[1] / num_sequences;
-  OwnedTensor sum = memory_.take(DType::kI64, {num_sums}, options_.stream);
-  router::sum_batches_on_device({.counts = counts, .num_sequences = num_sequences, .sum = sum.view},
-                                options_.stream);
-  return sum;
+// The counts of all sequences of this rank together.
+RouterStatistics DeviceCounts::sum_sequences(const RouterStatistics& own) {
+  if (own.num_sequences == 1) return own;
+  const ConstTensorView& counts = own.device_counts.view;
+  const int64_t num_counts = counts.num_elements();
+  RouterStatistics batch;
+  batch.device_counts = memory_.take(DType::kI64, {num_counts / own.num_sequences}, parts_.stream);
+  router::sum_batches_on_device(
+      {.counts = {counts.data, DType::kI64, {1, num_counts}, counts.device},
+       .num_sequences = own.num_sequences,
+       .sum = batch.device_counts.view},
+      parts_.stream);
+  return batch;
 }
 
 // The counts of every sequence, summed over the ranks of a group.
 RouterStatistics DeviceCounts::sum_over(Group& group, const RouterStatistics& own) {
   if (group.size() == 1) return own;
-  OwnedTensor counts;
-  DeviceGather* gather = nullptr;
-  run_agreed(group, [&] {
-    counts = padded(own.device_counts);
-    gather = &gather_of(group, counts.view.num_elements());
-  });
-  const ConstTensorView row{counts.view.data,
-                            DType::kF32,
-                            {1, kValuesPerCount * counts.view.num_elements()},
-                            counts.view.device};
-  const OwnedTensor of_ranks = gather->gather(row);
-  if (&group != &group_) gather->forget_plan();
+  Dispatcher* dispatcher = nullptr;
+  run_agreed(group, [&] { dispatcher = &dispatcher_in(group); });
   RouterStatistics total;
   total.num_sequences = own.num_sequences;
-  // Treats the counts as those of one sequence with num_counts - 1 experts.
-  run_agreed(group, [&] { total.device_counts = sum(as_rows(of_ranks.view, group.size()), 1); });
-  total.device_counts.view.shape = own.device_counts.view.shape;
+  total.device_counts = dispatcher->all_reduce(own.device_counts.view);
   return total;
 }
 
@@ -161,15 +119,13 @@ void DeviceCounts::count(const MoeForwardArgs& args, MoeDecision& decision) {
   RouterStatistics batch;
   Sums sums;
   try {
-    run_agreed(group_, [&] {
-      batch.device_counts = sum(as_rows(own.device_counts.view, 1), own.num_sequences);
-    });
-    sums.load = sum_over(group_, batch);
-    sums.batch = counting == &group_ ? sums.load : sum_over(*counting, batch);
+    run_agreed(parts_.group, [&] { batch = sum_sequences(own); });
+    sums.load = sum_over(parts_.group, batch);
+    sums.batch = counting == &parts_.group ? sums.load : sum_over(*counting, batch);
     sums.sequences = shared == nullptr ? own : sum_over(*shared, own);
-    run_agreed(group_, [&] { set_counts(args, sums, decision); });
+    run_agreed(parts_.group, [&] { set_counts(args, sums, decision); });
   } catch (const Error& error) {
-    if (!counts_.other_groups().empty()) group_.fail(error);
+    if (!counts_.other_groups().empty()) parts_.group.fail(error);
     for (Group* other : counts_.other_groups()) other->fail(error);
     throw;
   }
@@ -184,66 +140,11 @@ void DeviceCounts::set_counts(const MoeForwardArgs& args, const Sums& sums,
   if (counts(BalanceScope::kGlobalBatch)) {
     const bool adds = args.earlier != nullptr;
     decision.statistics =
-        adds ? router_.sum(sums.batch, *args.earlier, options_.stream) : sums.batch;
+        adds ? parts_.router.sum(sums.batch, *args.earlier, parts_.stream) : sums.batch;
   } else {
     decision.statistics = counts(BalanceScope::kBatch) ? sums.batch : sums.sequences;
   }
   if (counts(BalanceScope::kSequence)) decision.sequence_statistics = sums.sequences;
-}
-
-namespace {
-
-DispatchConfig to_all_config(const Group& group, const GatheredRows& rows) {
-  const int64_t P = group.size();
-  return {.num_experts = P,
-          .top_k = P,
-          .width = rows.width,
-          .max_rows = rows.max_rows,
-          .max_routes_per_token = P};
-}
-
-}  // namespace
-
-DeviceGather::DeviceGather(Group& group, const GatheredRows& rows, DeviceMemory& memory)
-    : group_(group),
-      config_(rows),
-      memory_(memory),
-      to_all_(group, to_all_config(group, rows), "direct") {}
-
-void DeviceGather::set_device_options(const DeviceOptions& options) {
-  stream_ = options.stream;
-  to_all_.set_device_options(
-      {.stream = options.stream, .max_sms = options.max_sms, .run_ahead = options.run_ahead});
-}
-
-// A plan made during a capture is filled only by replays of that graph, so calls outside the
-// capture make their own. A graph needs every plan that it uses as long as it lives.
-Plan DeviceGather::plan_to_all(int64_t num_rows, Device device) {
-  const int64_t P = group_.size();
-  Plan plan = plan_;
-  OwnedTensor map;
-  OwnedTensor weights;
-  bool captured = false;
-  run_agreed(group_, [&] {
-    captured = is_captured(stream_, device);
-    if (plan.valid()) return;
-    map = memory_.take(DType::kBool, {num_rows, P}, stream_);
-    weights = memory_.take(DType::kF32, {num_rows, P}, stream_);
-    memory_.fill(map.view, 1, stream_);
-    memory_.fill(weights.view, 0, stream_);
-  });
-  if (!plan.valid()) plan = to_all_.plan(DenseRouting{.map = map.view, .weights = weights.view});
-  if (captured) {
-    captured_plans_.push_back(plan);
-  } else {
-    plan_ = plan;
-  }
-  return plan;
-}
-
-OwnedTensor DeviceGather::gather(const ConstTensorView& rows) {
-  const Plan plan = plan_to_all(rows.num_rows(), rows.device);
-  return to_all_.dispatch(plan, {.x = rows}).rows;
 }
 
 }  // namespace crossdock

@@ -22,16 +22,6 @@ class MoeLayer::Impl {
   const MoeLayerConfig& config() const { return config_; }
   std::vector<Group*> counting_groups() const { return counts_.other_groups(); }
   void set_device_options(const DeviceOptions& options);
-  /// Runs a call. If it fails, plans that it made may be empty and must not be used again.
-  template <typename Work>
-  auto attempt(const Work& work) {
-    try {
-      return work();
-    } catch (const Error&) {
-      if (device_counts_) device_counts_->forget_plans();
-      throw;
-    }
-  }
   MoeForwardResult forward(const MoeForwardArgs& args);
   OwnedTensor backward(const MoeBackwardArgs& args);
   void backward_dw(const MoeBackwardDwArgs& args);
@@ -210,7 +200,7 @@ void MoeLayer::Impl::count(const MoeForwardArgs& args, int64_t first, const Refu
                          .tokens = {.x = args.x, .mask = args.mask, .first = first},
                          .config_text = config_text_for(args.x.device) + ";decision=0"};
   if (args.x.device.is_cpu() || !device_counts_) return counts_.agree(call, refusal, decision);
-  device_counts_->agree(parts_->dispatcher, call, refusal);
+  device_counts_->agree(call, refusal);
   device_counts_->count(args, decision);
 }
 
@@ -332,16 +322,13 @@ void MoeLayer::Impl::prepare_for(Device device) {
     return;
   }
   parts_->prepare_experts(device);
-  if (!device_counts_) {
-    device_counts_.emplace(group_, config_, counts_, parts_->router, parts_->memory_of(device));
-    device_counts_->set_device_options(parts_->device_options);
-  }
+  if (!device_counts_) device_counts_.emplace(*parts_, counts_, parts_->memory_of(device));
 }
 
 void MoeLayer::Impl::set_device_options(const DeviceOptions& options) {
   if (config_error_) return;  // the first call reports it
   parts_->set_device_options(options);
-  if (device_counts_) device_counts_->set_device_options(parts_->device_options);
+  if (device_counts_) device_counts_->update_device_options();
 }
 
 // Runs and records local work. A failure is reported to the other ranks, which wait in the next
@@ -376,13 +363,13 @@ void MoeLayer::agree(const Proposal& proposal, Device device) {
 }
 
 MoeForwardResult MoeLayer::forward(const MoeForwardArgs& args) {
-  MoeForwardResult result = impl_->attempt([&] { return impl_->forward(flat(args)); });
+  MoeForwardResult result = impl_->forward(flat(args));
   result.out.view = shaped_like(args.x, result.out.view);
   return result;
 }
 
 OwnedTensor MoeLayer::backward(const MoeBackwardArgs& args) {
-  OwnedTensor grad_x = impl_->attempt([&] { return impl_->backward(flat(args)); });
+  OwnedTensor grad_x = impl_->backward(flat(args));
   grad_x.view = shaped_like(args.x, grad_x.view);
   return grad_x;
 }

@@ -138,28 +138,44 @@ OwnedTensor ReplicatedTokens::gather_on_host(const char* operation, const Tensor
   return result;
 }
 
-// The ranks have the same number of tokens, so all of them need a larger one at the same time.
-DeviceGather& ReplicatedTokens::gather_of(int64_t width, int64_t num_tokens, DeviceMemory& memory) {
-  if (gathers_.empty() || gathers_.back()->config().max_rows < num_tokens) {
-    const auto max_rows = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(num_tokens)));
-    gathers_.push_back(std::make_unique<DeviceGather>(
-        over_, GatheredRows{.width = width, .max_rows = max_rows}, memory));
+// A dispatcher with one expert on each rank. The ranks have the same number of tokens, so all of
+// them need a larger one at the same time.
+Dispatcher& ReplicatedTokens::dispatcher_for(int64_t width, int64_t num_tokens) {
+  if (to_all_.empty() || to_all_.back()->config().max_rows < num_tokens) {
+    const int64_t P = over_.size();
+    const DispatchConfig config{
+        .num_experts = P,
+        .top_k = P,
+        .width = width,
+        .max_rows = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(num_tokens))),
+        .max_routes_per_token = P};
+    to_all_.push_back(std::make_unique<Dispatcher>(over_, config, "direct"));
   }
-  return *gathers_.back();
+  return *to_all_.back();
 }
 
+// Every rank sends its slice to all ranks.
 OwnedTensor ReplicatedTokens::gather_on_gpu(const char* operation, const TensorView& slice,
                                             const AllTokens& all, LayerParts& parts) {
   over_.agree({.operation = operation});  // throws what another rank refuses
   DeviceMemory* memory = nullptr;
-  DeviceGather* gather = nullptr;
+  Dispatcher* to_all = nullptr;
+  OwnedTensor map;
+  OwnedTensor weights;
   run_agreed(over_, [&] {
     memory = &parts.memory_of(slice.device);
-    gather = &gather_of(slice.shape[1], all.num_tokens, *memory);
-    gather->set_device_options(parts.device_options);
+    to_all = &dispatcher_for(slice.shape[1], all.num_tokens);
+    to_all->set_device_options({.stream = parts.stream,
+                                .max_sms = parts.device_options.max_sms,
+                                .run_ahead = parts.device_options.run_ahead});
+    const Shape routes{slice.num_rows(), over_.size()};
+    map = memory->take(DType::kBool, routes, parts.stream);
+    weights = memory->take(DType::kF32, routes, parts.stream);
+    memory->fill(map.view, 1, parts.stream);
+    memory->fill(weights.view, 0, parts.stream);
   });
-  OwnedTensor rows = gather->gather(slice);
-  gather->forget_plan();  // the next call may have another number of tokens
+  const Plan plan = to_all->plan(DenseRouting{.map = map.view, .weights = weights.view});
+  OwnedTensor rows = to_all->dispatch(plan, {.x = slice}).rows;
   rows.view.shape = {all.num_tokens, slice.shape[1]};
   if (!all.out.given()) return rows;
   run_agreed(over_, [&] { memory->copy(rows.view, all.out, parts.stream); });

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "crossdock/dispatcher.hpp"
 #include "crossdock/moe_layer.hpp"
-#include "layer/device_counts.hpp"
 #include "layer/layer_parts.hpp"
 
 namespace crossdock {
@@ -56,12 +56,12 @@ class ReplicatedTokens {
   OwnedTensor gather_on_host(const char* operation, const TensorView& slice, const AllTokens& all);
   OwnedTensor gather_on_gpu(const char* operation, const TensorView& slice, const AllTokens& all,
                             LayerParts& parts);
-  DeviceGather& gather_of(int64_t width, int64_t num_tokens, DeviceMemory& memory);
+  Dispatcher& dispatcher_for(int64_t width, int64_t num_tokens);
 
   Group& over_;
   std::vector<int64_t> token_ids_;  // of the slice in host memory, if the caller gave none
   std::set<std::string> compared_;  // operations with tensors on a GPU
-  std::vector<std::unique_ptr<DeviceGather>> gathers_;  // graphs use all of them, calls the last
+  std::vector<std::unique_ptr<Dispatcher>> to_all_;  // graphs use all of them, calls the last
 };
 
 /// Throws Error(kUnsupported) if replicated tokens on a GPU need token_ids, because the router has

@@ -48,6 +48,32 @@ __global__ void resume_kernel(SignalState* state) {
 
 constexpr int kThreads = 96;
 static_assert(kThreads >= kMaxPeers);
+constexpr int kSumThreads = 256;
+
+// One block per rank; a thread takes a value.
+__global__ void __launch_bounds__(kSumThreads)
+    sum_kernel(const __grid_constant__ PeerSignals signals, const __grid_constant__ PeerSums sums,
+               Operation operation) {
+  wait_for_previous_kernel();
+  const SignalStart start = read_start(signals);
+  const auto inbox = [&](int owner, int source) {
+    std::byte* values = signals.mailbox[owner] + Mailbox::value_offset(start.epoch + 1, signals.P,
+                                                                       source, signals.max_words);
+    return reinterpret_cast<uint64_t*>(values);
+  };
+  for (int64_t i = threadIdx.x; i < sums.count && !start.is_poisoned; i += blockDim.x) {
+    const auto value = static_cast<uint64_t>(sums.values[i]);
+    for (int p = 0; p < signals.P; ++p) store_relaxed(inbox(p, signals.rank) + i, value);
+  }
+  const bool have_arrived = peer_barrier(signals, operation) && !is_poisoned(signals);
+  for (int64_t i = threadIdx.x; i < sums.count; i += blockDim.x) {
+    uint64_t sum = 0;
+#pragma unroll 8
+    for (int p = 0; p < signals.P; ++p) sum += load_relaxed(inbox(signals.rank, p) + i);
+    sums.sums[i] = have_arrived ? static_cast<int64_t>(sum) : 0;
+  }
+  allow_next_kernel();  // not earlier: it could take the room of a peer's sum
+}
 
 }  // namespace
 
@@ -114,7 +140,7 @@ void PeerChannel::abandon(std::optional<int> gone) {
 }
 
 void load_channel_kernels() {
-  load_kernels(barrier_kernel, exchange_kernel, farewell_kernel, resume_kernel);
+  load_kernels(barrier_kernel, exchange_kernel, sum_kernel, farewell_kernel, resume_kernel);
 }
 
 void launch_barrier(const PeerSignals& signals, Operation operation, cudaStream_t stream) {
@@ -125,6 +151,16 @@ void launch_barrier(const PeerSignals& signals, Operation operation, cudaStream_
 void launch_exchange(const PeerSignals& signals, const QueuedCall& call, Operation operation,
                      const PeerBases& bases, cudaStream_t stream) {
   launch_early(exchange_kernel, 1, kThreads, stream, signals, call, operation, bases);
+}
+
+void launch_sums(const PeerSignals& signals, const PeerSums& sums, Operation operation,
+                 cudaStream_t stream) {
+  for (int64_t first = 0; first < sums.count; first += Mailbox::kMaxValues) {
+    const PeerSums part{.values = sums.values + first,
+                        .sums = sums.sums + first,
+                        .count = std::min(Mailbox::kMaxValues, sums.count - first)};
+    launch_early(sum_kernel, 1, kSumThreads, stream, signals, part, operation);
+  }
 }
 
 void launch_farewell(const PeerSignals& signals, uint32_t hash, cudaStream_t stream) {

@@ -67,6 +67,18 @@ void launch_barrier(const PeerSignals& signals, Operation operation, cudaStream_
 /// show, or the channel is halted because the calls differ.
 void launch_exchange(const PeerSignals& signals, const QueuedCall& call, Operation operation,
                      const PeerBases& bases, cudaStream_t stream);
+
+/// Values that all ranks add up.
+struct PeerSums {
+  const int64_t* values;  // [count]
+  int64_t* sums;          // [count] out; 0 if the channel has ended or is halted
+  int64_t count;          // identical on every rank
+};
+/// Every rank sends its values to the inboxes of all and adds what arrives in its own. One barrier
+/// for every Mailbox::kMaxValues values. REQUIRES: kernels wait for all ranks.
+void launch_sums(const PeerSignals& signals, const PeerSums& sums, Operation operation,
+                 cudaStream_t stream);
+
 /// Tells the peers that this rank queues no further calls (kStops) or has failed, without waiting.
 void launch_farewell(const PeerSignals& signals, uint32_t hash, cudaStream_t stream);
 /// Ends a halt. REQUIRES: the hosts of all ranks have met, and no rank's kernels are running.

@@ -98,17 +98,19 @@ struct SignalState {
 };
 
 /// Layout of the memory that peers write: one flag per rank; two records of queued calls per rank;
-/// two inboxes of words per rank. Epochs alternate between the two: a rank at epoch n + 2 has seen
-/// every rank at n + 1, so all have read n.
+/// two inboxes of words per rank, and two of values. Epochs alternate between the two: a rank at
+/// epoch n + 2 has seen every rank at n + 1, so all have read n. A word carries its epoch; values
+/// are 64 bits wide and do not, so a barrier must follow them.
 struct Mailbox {
   static constexpr auto kFlagBytes = static_cast<int64_t>(kMaxPeers * sizeof(uint64_t));
   static constexpr int64_t kRecordBytes = 64;  // see peer_calls.cuh
   /// In a record: this plus the failure (failure_of) of a rank whose channel has ended.
   static constexpr uint32_t kFailedRecord = ~0u - kMaxPeers - 1;
   static constexpr int64_t kWordsBegin = kFlagBytes + int64_t{2} * kMaxPeers * kRecordBytes;
+  static constexpr int64_t kMaxValues = 2048;  // per rank and exchange
 
   static __host__ __device__ int64_t num_bytes(int P, int64_t max_words) {
-    return kWordsBegin + int64_t{2} * P * max_words * static_cast<int64_t>(sizeof(uint64_t));
+    return value_offset(0, P, 2 * P, max_words);
   }
   static __host__ __device__ int64_t record_offset(uint32_t epoch, int source) {
     return kFlagBytes + ((epoch & 1) * kMaxPeers + source) * kRecordBytes;
@@ -120,6 +122,11 @@ struct Mailbox {
                                                  int64_t max_words) {
     return kWordsBegin +
            ((epoch & 1) * P + source) * max_words * static_cast<int64_t>(sizeof(uint64_t));
+  }
+  static __host__ __device__ int64_t value_offset(uint32_t epoch, int P, int source,
+                                                  int64_t max_words) {
+    return word_offset(0, P, 2 * P, max_words) +
+           ((epoch & 1) * P + source) * kMaxValues * static_cast<int64_t>(sizeof(uint64_t));
   }
 };
 

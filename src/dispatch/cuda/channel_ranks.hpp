@@ -31,7 +31,7 @@ struct ChannelUse {
   std::string_view strategy;  // for messages
   Waits waits = Waits::kForAll;
   bool uses_rows_in_place = false;  // within a node, rows are not packed
-  bool may_run_ahead = false;       // calls need no meeting of the hosts (RankAgreement)
+  bool may_run_ahead = false;       // calls need no meeting of the hosts (RunAhead)
 };
 
 /// Throws Error(kInvalidArgument) if the strategy needs a channel of more than max_peers ranks; the

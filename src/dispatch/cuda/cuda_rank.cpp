@@ -71,12 +71,12 @@ CudaRank::CudaRank(const PathContext& context, int device, const ChannelUse& use
       peers_(context_.group.communicator(), device),
       waits_(use.waits),
       channel_ranks_(group().topology(), group().rank(), use.waits),
-      agreement_({.context = context_,
-                  .device = device_,
-                  .streams = streams_,
-                  .peers = peers_,
-                  .channel_ranks = channel_ranks_,
-                  .may_run_ahead = use.may_run_ahead}),
+      ahead_({.context = context_,
+              .device = device_,
+              .streams = streams_,
+              .channel_ranks = channel_ranks_,
+              .is_allowed = use.may_run_ahead}),
+      agreement_(ahead_, peers_),
       placement_(make_placement(config(), group().size())) {
   check_channel_size(use, group().topology(), channel_ranks_, kMaxPeers);
   if (waits_ == Waits::kNone) peers_.set_peer_devices({});
@@ -145,7 +145,7 @@ CudaRank::~CudaRank() {
   if (!pool_) return;  // nothing has been queued
   const DeviceGuard guard(device_, std::nothrow);
   const RelaxedCapture relaxed;
-  agreement_.say_farewell();
+  ahead_.say_farewell();
   bool is_done = true;
   bool is_broken = group().is_poisoned();
   for (const RankStreams::Lane* lane : streams_.lanes()) {
@@ -153,7 +153,7 @@ CudaRank::~CudaRank() {
     const std::optional<Fault> fault = lane->channel->fault();  // may not be reported yet
     is_broken = is_broken || group().is_poisoned() || (fault && is_fatal(*fault));
   }
-  for (const std::shared_ptr<const void>& mailbox : agreement_.late_mailboxes()) leak(mailbox);
+  for (const std::shared_ptr<const void>& mailbox : ahead_.late_mailboxes()) leak(mailbox);
   if (!is_done) peers_.skip_unmapping();
   // After a failure peers may still be writing. Memory that another process has mapped is neither
   // freed nor reused; and cudaFree waits for the device, which may never finish.

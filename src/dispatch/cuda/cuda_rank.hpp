@@ -16,6 +16,7 @@
 #include "dispatch/cuda/channel_ranks.hpp"
 #include "dispatch/cuda/rank_agreement.hpp"
 #include "dispatch/cuda/rank_streams.hpp"
+#include "dispatch/cuda/run_ahead.hpp"
 #include "dispatch/path.hpp"
 #include "plan/cuda/cuda_plan.hpp"
 #include "plan/placement.hpp"
@@ -63,7 +64,7 @@ class CudaRank {
   void await_stream() const { streams_.await(streams_.main()); }
   const DeviceOptions& options() const { return options_; }
   /// Ranks of this process on this GPU, this one included.
-  int num_sharing() const { return agreement_.num_sharing(); }
+  int num_sharing() const { return ahead_.num_sharing(); }
   DevicePool& pool() { return *pool_; }
   /// The signals of kernels in stream().
   const PeerSignals& signals() const { return streams_.main().channel->signals(); }
@@ -86,11 +87,11 @@ class CudaRank {
   /// Whether the next call in the caller's stream only queues, without meeting the other hosts.
   bool runs_ahead() const { return agreement_.runs_ahead(streams_.main()); }
 
-  /// See RankAgreement.
-  void raise_faults() { agreement_.raise_faults(); }
+  /// See RunAhead.
+  void raise_faults() { ahead_.raise_faults(); }
   void check() {
     const CallScope scope(*this);
-    agreement_.check();
+    ahead_.check();
   }
   /// As raise_faults, and also throws if the options are invalid. Runs before every call.
   void check_usable();
@@ -108,6 +109,7 @@ class CudaRank {
   std::optional<DevicePool> pool_;  // set once memory can be taken
   Waits waits_;
   ChannelRanks channel_ranks_;
+  RunAhead ahead_;
   RankAgreement agreement_;
   Placement placement_;
   std::shared_ptr<const void> tables_;  // placement_ on the device; shape_ points to it

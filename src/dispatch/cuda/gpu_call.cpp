@@ -4,6 +4,7 @@
 
 #include "core/check.hpp"
 #include "core/cuda/device.hpp"
+#include "core/tensor_check.hpp"
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/call.hpp"
 #include "dispatch/cuda/fault_error.hpp"
@@ -141,6 +142,53 @@ void GpuPath::agree_on(const Proposal& proposal) {
   });
 }
 
+namespace {
+
+void all_reduce_on_host(const GpuCall& call, const ConstTensorView& values,
+                        const TensorView& sums) {
+  std::vector<int64_t> sum(static_cast<size_t>(values.num_elements()));
+  const auto copy = [&](void* to, const void* from) {
+    CROSSDOCK_CUDA(cudaMemcpyAsync(to, from, static_cast<size_t>(values.num_bytes()),
+                                   cudaMemcpyDefault, call.stream()));
+    call.await();
+  };
+  call.await();  // a copy to memory that is not page-locked waits without a deadline
+  copy(sum.data(), values.data);
+  call.rank().group().all_reduce(TensorView(sum.data(), values.shape));
+  copy(sums.data, sum.data());
+}
+
+}  // namespace
+
+// A call of the kind of a plan: a rank may refuse to connect in either.
+OwnedTensor GpuPath::all_reduce(const ConstTensorView& values) {
+  rank_.join_peers();
+  const bool is_in_reach = rank_.channel_ranks().size() == group().size();
+  GpuCall call(rank_, {.operation = "plan",
+                       .plan = nullptr,
+                       .text = concat(context_.config_text,
+                                      ";weights=fp32;device=cuda;values=", values.num_elements())});
+  OwnedTensor sums;
+  call.prepare([&] {
+    CROSSDOCK_CHECK(is_in_reach || !is_capturing(call.stream()),
+                    "counts of a layer on GPUs that cannot reach each other's memory go through "
+                    "host memory, which cannot be captured in a graph");
+    check_tensor("values", values, rank_.where(), DType::kI64, values.shape);
+    sums = call.take(DType::kI64, values.shape);
+  });
+  const AgreedCall& agreed = call.agree({});
+  call.move([&] {
+    if (!is_in_reach) return all_reduce_on_host(call, values, sums.view);
+    if (agreed.is_queued()) call.await_peers(Operation::kPlan);
+    launch_sums(call.signals(),
+                {.values = static_cast<const int64_t*>(values.data),
+                 .sums = static_cast<int64_t*>(sums.view.data),
+                 .count = values.num_elements()},
+                Operation::kPlan, call.stream());
+  });
+  return sums;
+}
+
 OwnedTensor GpuPath::allocate_rows(const Plan& plan, DType dtype) {
   const CudaRank::CallScope scope(rank_);
   group().check();  // a late peer may still write memory that a failed call has given back
@@ -160,15 +208,6 @@ void check_dispatch(const CudaRank& rank, const Plan& plan, const DispatchArgs& 
   CROSSDOCK_CHECK(!args.on_chunk || begun == nullptr,
                   "begin_dispatch on a GPU does not call on_chunk; call next_chunk instead");
   check_args(plan, args, rank.where());
-}
-
-void call_on_chunk(Group& group, const Plan& plan, const DispatchArgs& args,
-                   const DispatchResult& result) {
-  if (!args.on_chunk) return;
-  run_agreed(group, [&] {
-    args.on_chunk(result, {0, plan.num_local_experts()});
-    agree_on_chunks(group, plan);
-  });
 }
 
 GatherSumKernelArgs sum_args(const char* operation, const Plan& plan, const GatherSumArgs& args,

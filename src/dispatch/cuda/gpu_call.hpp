@@ -153,6 +153,9 @@ class GpuCall {
 class GpuPath : public Path {
  public:
   void agree_on(const Proposal& proposal) final;
+  /// The values travel as the counts of a plan do. If GPUs do not reach each other's memory, the
+  /// hosts add them and wait for the GPU, as they do to make plans.
+  OwnedTensor all_reduce(const ConstTensorView& values) final;
   OwnedTensor allocate_rows(const Plan& plan, DType dtype) final;
   std::vector<std::shared_ptr<const void>> owners_of(
       std::span<const ConstTensorView> tensors) const final;
@@ -175,11 +178,6 @@ class GpuPath : public Path {
 /// Checks the arguments of a dispatch on a GPU.
 void check_dispatch(const CudaRank& rank, const Plan& plan, const DispatchArgs& args,
                     const Begun* begun);
-
-/// Calls on_chunk, if given, with all rows of a dispatch. They may not have moved yet: on_chunk can
-/// queue work behind the call.
-void call_on_chunk(Group& group, const Plan& plan, const DispatchArgs& args,
-                   const DispatchResult& result);
 
 /// Kernel arguments that do not depend on where the rows are.
 GatherSumKernelArgs sum_args(const char* operation, const Plan& plan, const GatherSumArgs& args,

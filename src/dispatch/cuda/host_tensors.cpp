@@ -233,8 +233,18 @@ DispatchResult HostTensors::dispatch(const Plan& plan, const DispatchArgs& args,
     row_scales = upload_rows(plan, args.row_scales);
     row_weights = upload_rows(plan, args.row_weights);
   });
+  const DispatchResult moved = path_->dispatch(plan_on_device(plan),
+                                               {.x = x.view,
+                                                .scales = scales.view,
+                                                .rows = rows.view,
+                                                .row_scales = row_scales.view,
+                                                .row_weights = row_weights.view,
+                                                .with_row_weights = args.with_row_weights,
+                                                .num_chunks = args.num_chunks,
+                                                .on_chunk = args.on_chunk},
+                                               nullptr);
   DispatchResult result;
-  const auto copy_back = [&](const DispatchResult& moved) {
+  run_agreed(group_, [&] {
     const int64_t R = plan.num_rows();
     result.rows = download(moved.rows.view, R, args.rows);
     if (args.scales.given()) {
@@ -243,22 +253,7 @@ DispatchResult HostTensors::dispatch(const Plan& plan, const DispatchArgs& args,
     if (args.with_row_weights) {
       result.row_weights = download(moved.row_weights.view, R, args.row_weights);
     }
-  };
-  DispatchArgs on_device{.x = x.view,
-                         .scales = scales.view,
-                         .rows = rows.view,
-                         .row_scales = row_scales.view,
-                         .row_weights = row_weights.view,
-                         .with_row_weights = args.with_row_weights,
-                         .num_chunks = args.num_chunks};
-  if (args.on_chunk) {  // called once, with all rows
-    on_device.on_chunk = [&](const DispatchResult& moved, const DispatchChunk& chunk) {
-      copy_back(moved);
-      args.on_chunk(result, chunk);
-    };
-  }
-  const DispatchResult moved = path_->dispatch(plan_on_device(plan), on_device, nullptr);
-  if (!args.on_chunk) run_agreed(group_, [&] { copy_back(moved); });
+  });
   return result;
 }
 

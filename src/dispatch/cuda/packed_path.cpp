@@ -388,7 +388,6 @@ class PackedPath final : public GpuPath {
   Plan plan_on_host(const AnyRouting& routing);
   /// Copies to the GPU the parts of a host plan that calls need.
   std::shared_ptr<const DevicePlanData> upload(const Plan& host_plan);
-  DispatchResult queue_dispatch(const Plan& plan, const DispatchArgs& args, Begun* begun);
 
   Packing packing_;
   std::unique_ptr<RowTransport> transport_;
@@ -431,13 +430,6 @@ std::shared_ptr<const DevicePlanData> PackedPath::upload(const Plan& host_plan) 
 }
 
 DispatchResult PackedPath::dispatch(const Plan& plan, const DispatchArgs& args, Begun* begun) {
-  DispatchResult result = queue_dispatch(plan, args, begun);
-  call_on_chunk(group(), plan, args, result);
-  return result;
-}
-
-DispatchResult PackedPath::queue_dispatch(const Plan& plan, const DispatchArgs& args,
-                                          Begun* begun) {
   GpuCall call(rank_, {.operation = "dispatch", .plan = &plan, .text = call_text(args)},
                args.on_chunk ? nullptr : aside(begun));  // refused with on_chunk
   DispatchResult result;

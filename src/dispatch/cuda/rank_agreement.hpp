@@ -73,28 +73,13 @@ struct AgreedCall {
   bool is_queued() const { return queued.number != 0; }
 };
 
-/// How one rank agrees with the others on the calls of a dispatcher.
-///
-/// Either the hosts meet (Group::agree), or a rank only queues: its kernels tell the peers what it
-/// has queued, and nothing moves on any rank if the calls differ or a rank refuses. The hosts find
-/// out in a later call, meet, and throw the same error.
-///
-/// Ranks run ahead in this way if they are processes, the configuration has max_rows, and the call
-/// is not being captured. Threads of one process do not: while a rank's kernels wait for another
-/// rank on the same GPU, many of the other rank's CUDA calls would wait for those kernels.
+/// How one rank agrees with the others on the calls of a dispatcher: either the hosts meet
+/// (Group::agree), or a rank runs ahead.
 class RankAgreement {
  public:
-  /// The parts of its rank that it uses; they must outlive it.
-  struct Parts {
-    const PathContext& context;
-    int device;
-    RankStreams& streams;
-    PeerMemory& peers;
-    const ChannelRanks& channel_ranks;
-    bool may_run_ahead;  // see ChannelUse
-  };
-  explicit RankAgreement(const Parts& parts);
-  ~RankAgreement();
+  /// Both must outlive this object.
+  RankAgreement(RunAhead& ahead, PeerMemory& peers)
+      : parts_(ahead.parts()), ahead_(ahead), peers_(peers) {}
   RankAgreement(const RankAgreement&) = delete;
   RankAgreement& operator=(const RankAgreement&) = delete;
 
@@ -110,75 +95,23 @@ class RankAgreement {
   void await_peers(const RankStreams::Lane& lane, const AgreedCall& agreed,
                    Operation operation) const;
 
-  /// Throws if the devices have recorded a fault (fatal ones first) or the watch has found an
-  /// error. Does not wait.
-  void raise_faults();
-  /// The same outside a call. If the devices are halted, the hosts meet. Call it inside a
-  /// CallScope.
-  void check();
-
-  /// Ranks of this process on this GPU, this one included.
-  int num_sharing() const { return num_sharing_; }
-  /// Tells the peers that this rank makes no further calls. Never throws.
-  void say_farewell() noexcept;
   /// Objects that must outlive kernels that never end.
   std::vector<std::shared_ptr<const void>> reservations() const;
-  /// Memory that peers may write at any time after this rank has left: their farewells.
-  std::vector<std::shared_ptr<const void>> late_mailboxes() const;
-
-  // How a halt ends; for Recovery.
-
-  /// Notes a call that this rank refuses; returns its number.
-  uint32_t note_refused(const CallText& call);
-  /// Tells the peers that this rank queues no further calls, so that their kernels do not wait for
-  /// them. refusing: the lane of call `number`, which this rank refuses; null: none.
-  void stop(const RankStreams::Lane* refusing, uint32_t number, Operation operation);
-  /// Waits until the queued work is done. Throws if the group has failed.
-  void await_stop();
-  /// What this rank knows about the first halted call, if any. own: this rank's refusal of call
-  /// own_number.
-  std::optional<CallAccount> account(const std::optional<CallAccount>& own,
-                                     uint32_t own_number) const;
-  /// Allows calls to be queued again. REQUIRES: await_stop has returned on all ranks. sequence:
-  /// number of the meeting.
-  void resume(uint64_t sequence);
 
  private:
   Group& group() const { return parts_.context.group; }
   bool is_alone() const { return group().size() == 1; }
-  AgreedCall agree_alone(CallProposal proposal, int max_sms);
-  AgreedCall agree_ahead(CallProposal proposal, int max_sms);
+  AgreedCall agree_here(CallProposal& proposal, int max_sms);
   AgreedCall meet_hosts(CallProposal proposal, int max_sms);
   void connect(const CallProposal& proposal, const AgreedCall& agreed);
   bool has_waiting_room(const RankStreams::Lane& lane, int max_sms);
-  std::vector<RankStreams::Lane*> connected_lanes() const;
 
-  [[noreturn]] void raise(const RankStreams::Lane& lane, Fault fault);
-  Error error_of(const RankStreams::Lane& lane, Fault fault) const;
-  bool is_halted() const;
-
-  void clear_reported_faults(const RankStreams::Lane& lane);
-
-  Parts parts_;
-  bool may_run_ahead_;
-  std::shared_ptr<Recovery> recovery_;  // null if it never runs ahead
-  CallLog log_;
-  uint64_t last_meeting_ = 0;  // its sequence number
-  uint64_t num_calls_ = 0;     // calls since then, without a meeting
-  PeerBases bases_{};
-  int num_sharing_ = 1;
+  RunAhead::Parts parts_;
+  RunAhead& ahead_;
+  PeerMemory& peers_;
   // By stream and number of SMs; null if there was no room.
   std::map<std::pair<uint64_t, int>, std::shared_ptr<const void>> waiting_rooms_;
   LostPeers lost_peers_;  // last: its thread uses the other members
-};
-
-/// For tests: ranks that are threads run ahead if one of these exists when they first plan.
-class ThreadsRunAhead {
- public:
-  ThreadsRunAhead();
-  ~ThreadsRunAhead();
-  ThreadsRunAhead(const ThreadsRunAhead&) = delete;
-  ThreadsRunAhead& operator=(const ThreadsRunAhead&) = delete;
 };
 
 }  // namespace crossdock::cuda

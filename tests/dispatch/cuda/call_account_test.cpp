@@ -69,7 +69,7 @@ TEST(CallAccount, IsABugIfNobodyHasOne) {
 
 TEST(CallLog, KeepsTheLastCalls) {
   CallLog log;
-  for (uint32_t i = 1; i <= 3000; ++i) EXPECT_EQ(log.add("plan", i, "text"), i);
+  for (uint32_t i = 1; i <= 3000; ++i) EXPECT_EQ(log.add({"plan", i, "text"}), i);
   EXPECT_EQ(log.find(0), nullptr);
   EXPECT_EQ(log.find(1900), nullptr);
   EXPECT_EQ(log.find(3001), nullptr);
@@ -78,13 +78,13 @@ TEST(CallLog, KeepsTheLastCalls) {
 }
 
 TEST(CallLog, HashesDifferAndAreNoneOfTheSpecialValues) {
-  const uint32_t hash = hash_of_call("dispatch", 7, "dtype=bf16");
-  EXPECT_EQ(hash, hash_of_call("dispatch", 7, "dtype=bf16"));
-  EXPECT_NE(hash, hash_of_call("combine", 7, "dtype=bf16"));
-  EXPECT_NE(hash, hash_of_call("dispatch", 8, "dtype=bf16"));
-  EXPECT_NE(hash, hash_of_call("dispatch", 7, "dtype=fp16"));
+  const uint32_t hash = hash_of_call({"dispatch", 7, "dtype=bf16"});
+  EXPECT_EQ(hash, hash_of_call({"dispatch", 7, "dtype=bf16"}));
+  EXPECT_NE(hash, hash_of_call({"combine", 7, "dtype=bf16"}));
+  EXPECT_NE(hash, hash_of_call({"dispatch", 8, "dtype=bf16"}));
+  EXPECT_NE(hash, hash_of_call({"dispatch", 7, "dtype=fp16"}));
   for (uint64_t plan = 0; plan < 100000; ++plan) {
-    const uint32_t one = hash_of_call("dispatch", plan, "");
+    const uint32_t one = hash_of_call({"dispatch", plan, ""});
     ASSERT_GE(one, QueuedCall::kFirstHash);
     ASSERT_LT(one, QueuedCall::kFailed);
   }

@@ -43,14 +43,15 @@ LayerCase case_with_losses(BalanceScope scope, std::vector<int64_t> tokens_per_r
 
 /// Runs a layer on the CPU and on the GPU, with tokens of the world's ranks.
 void expect_results_of_the_cpu(const LayerCase& layer_case, const MakeGroups& make_groups,
-                               const std::vector<int>& sequence_of_token = {}) {
+                               const std::vector<int>& sequence_of_token = {},
+                               int64_t num_sequences = 3) {
   std::vector<RankResult> wanted(kRanks);
   std::vector<double> sequences(kRanks);
   const auto run = [&](auto& rank, ConstTensorView ids, const auto& finish) {
     MoeForwardArgs args = rank.forward_args();
     if (ids.given()) {
       args.sequence_ids = ids;
-      args.num_sequences = 3;  // the last one has no token
+      args.num_sequences = num_sequences;  // some have no token
     }
     MoeForwardResult forward = rank.layer.forward(args);
     const OwnedTensor grad_x = rank.backward(forward.saved);
@@ -126,6 +127,17 @@ TEST_F(CudaLayerGroups, SequencesAreSharedByPairsOrByAllRanks) {
                               },
                               {0, 1, 1});
   }
+}
+
+TEST_F(CudaLayerGroups, CountsOfManySequencesTakeSeveralExchanges) {
+  expect_results_of_the_cpu(
+      case_with_losses(BalanceScope::kSequence, {60, 40, 0, 111}),
+      [](Group& world) -> RankGroups {
+        return {.own = nullptr, .other = pair_of(world), .options_of = [](Group& pair) {
+                  return MoeLayerOptions{.sequence_group = &pair};
+                }};
+      },
+      {0, 1, 157, 399}, 400);
 }
 
 TEST_F(CudaLayerGroups, SeveralLossesCountOverGroupsOfTheirOwn) {

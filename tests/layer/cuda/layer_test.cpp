@@ -1,6 +1,7 @@
 // A layer on a GPU against the reference, and its bits.
 #include <gtest/gtest.h>
 
+#include "comm/cuda/gpu_reach.hpp"
 #include "layer/cuda/layer_on_gpu.hpp"
 
 namespace crossdock {
@@ -36,6 +37,11 @@ TEST_F(CudaLayer, EqualsTheReferenceWithEveryStrategy) {
     named.options.config.strategy = strategy;
     expect_reference(make_case(named.options), 2e-5, strategy);
   }
+}
+
+TEST_F(CudaLayer, EqualsTheReferenceOnGpusOutOfReach) {
+  const cuda::UnreachableGpus pretended;
+  expect_reference(spread(medium_case(DType::kF32), {100, 0, 111}), 2e-5, "through host memory");
 }
 
 TEST_F(CudaLayer, EqualsTheReferenceInSixteenBits) {

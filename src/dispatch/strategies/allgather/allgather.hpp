@@ -1,13 +1,11 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <vector>
 
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/host/wire.hpp"
-#include "dispatch/path.hpp"
 
 namespace crossdock {
 
@@ -16,8 +14,6 @@ struct Packing;
 /// What allgather exchanges on GPUs.
 Packing allgather_packing();
 }  // namespace cuda
-
-std::unique_ptr<Path> make_allgather_device_path(const PathContext& context, Device device);
 
 /// First token of every rank among all tokens, [P + 1].
 std::vector<int64_t> token_offsets(const PlanData& plan);

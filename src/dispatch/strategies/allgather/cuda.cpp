@@ -2,6 +2,7 @@
 #include "dispatch/cuda/packed_path.hpp"
 #include "dispatch/path.hpp"
 #include "dispatch/strategies/allgather/allgather.hpp"
+#include "dispatch/strategies/list.hpp"
 
 namespace crossdock {
 namespace {

@@ -1,6 +1,7 @@
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/cuda/packed_path.hpp"
 #include "dispatch/strategies/alltoall/alltoall.hpp"
+#include "dispatch/strategies/list.hpp"
 
 namespace crossdock {
 namespace {

@@ -4,7 +4,6 @@
 #include "crossdock/extend/plan_data.hpp"
 #include "dispatch/host/wire.hpp"
 #include "dispatch/path.hpp"
-#include "dispatch/strategies/alltoall/alltoall.hpp"
 #include "dispatch/strategies/list.hpp"
 #include "ops/copy_rows.hpp"
 #include "plan/plan_builder.hpp"

@@ -183,7 +183,7 @@ void queue_gather(const GpuCall& call, GatherSumKernelArgs& gather, int64_t own_
 
 /// `direct` within a node (and `hierarchical`, which is the same there): plan, scatter, gather_sum.
 /// The ranks agree on a call and tell each other where their rows are, on the host or, if hosts run
-/// ahead, in kernels (RankAgreement). The kernels of a call wait for each other on the GPU.
+/// ahead, in kernels (RunAhead). The kernels of a call wait for each other on the GPU.
 class CudaDirect final : public GpuPath {
  public:
   /// sums_per_rank: partial sums are made per rank, otherwise for all ranks together.
@@ -220,10 +220,12 @@ class CudaDirect final : public GpuPath {
   TakenRows take_rows(GpuCall& call, const Plan& plan, const DispatchArgs& args);
   Landings show_rows(GpuCall& call, const Plan& plan, const DispatchArgs& args,
                      const DispatchResult& result) const;
-  DispatchResult queue_dispatch(const Plan& plan, const DispatchArgs& args, Begun* begun);
 
   bool sums_per_rank_;   // partial sums
   bool sends_per_rank_;  // one copy of a token to each rank
+  // The hosts meet in the first plan, even if an all_reduce has connected the ranks: it succeeds on
+  // all of them or on none, as Dispatcher::agree requires.
+  bool has_planned_ = false;
   // The next plan reserves rows for the same dispatch as the last.
   DType last_dtype_ = DType::kBF16;
   bool last_took_rows_ = true;
@@ -311,7 +313,8 @@ Plan CudaDirect::queue_plan(int64_t K, const MakeRouting& make_routing) {
     }
     if (links_now) links = ready_links(call, *arrays);
   });
-  const AgreedCall& agreed = call.agree({});
+  const AgreedCall& agreed = call.agree({.must_meet = !has_planned_});
+  has_planned_ = true;
   call.move([&] {
     if (routing.queue) routing.queue();
     launch_plan({.routing = routing.slots,
@@ -348,13 +351,6 @@ Plan CudaDirect::link(Plan plan) {
 }
 
 DispatchResult CudaDirect::dispatch(const Plan& plan, const DispatchArgs& args, Begun* begun) {
-  DispatchResult result = queue_dispatch(plan, args, begun);
-  call_on_chunk(group(), plan, args, result);
-  return result;
-}
-
-DispatchResult CudaDirect::queue_dispatch(const Plan& plan, const DispatchArgs& args,
-                                          Begun* begun) {
   GpuCall call(rank_, {.operation = "dispatch", .plan = &plan, .text = call_text(args)},
                args.on_chunk ? nullptr : begun);  // refused with on_chunk, before it begins
   DispatchResult result;
@@ -521,23 +517,27 @@ OwnedTensor CudaDirect::collect_routes(const Plan& plan, ConstTensorView rows, T
 }
 
 }  // namespace
+
+// Within one node all ranks reach each other's rows; between nodes copies are exchanged. If GPUs of
+// a node do not reach each other, all rows are exchanged, as in alltoall.
+std::unique_ptr<Path> make_direct_path(const PathContext& context, int device, bool sums_per_rank) {
+  if (!context.gpus_reach_each_other) {
+    PathContext exchanging = context;
+    exchanging.strategy = make_alltoall();
+    return make_packed_path(exchanging, device, alltoall_packing());
+  }
+  if (context.group.topology().num_nodes <= 1) {
+    return std::make_unique<CudaDirect>(context, device, sums_per_rank);
+  }
+  return make_packed_path(context, device, relay_packing());
+}
+
 }  // namespace crossdock::cuda
 
 namespace crossdock {
 
-// Within one node all ranks reach each other's rows; between nodes copies are exchanged. If GPUs of
-// a node do not reach each other, all rows are exchanged, as in alltoall.
-std::unique_ptr<Path> make_direct_device_path(const PathContext& context, Device device,
-                                              bool sums_per_rank) {
-  if (!context.gpus_reach_each_other) {
-    PathContext exchanging = context;
-    exchanging.strategy = make_alltoall();
-    return cuda::make_packed_path(exchanging, device.index, cuda::alltoall_packing());
-  }
-  if (context.group.topology().num_nodes <= 1) {
-    return std::make_unique<cuda::CudaDirect>(context, device.index, sums_per_rank);
-  }
-  return cuda::make_packed_path(context, device.index, cuda::relay_packing());
+std::unique_ptr<Path> make_direct_device_path(const PathContext& context, Device device) {
+  return cuda::make_direct_path(context, device.index, /*sums_per_rank=*/context.group.size() > 1);
 }
 
 }  // namespace crossdock

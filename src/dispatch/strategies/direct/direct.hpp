@@ -15,11 +15,9 @@ namespace cuda {
 struct Packing;
 /// What direct and hierarchical exchange between the nodes of GPUs.
 Packing relay_packing();
-}  // namespace cuda
-
 /// For direct and hierarchical. sums_per_rank: partial sums are made per rank, otherwise per node.
-std::unique_ptr<Path> make_direct_device_path(const PathContext& context, Device device,
-                                              bool sums_per_rank);
+std::unique_ptr<Path> make_direct_path(const PathContext& context, int device, bool sums_per_rank);
+}  // namespace cuda
 
 /// How a strategy that reaches near ranks directly handles far ranks.
 struct DirectVariant {
@@ -28,6 +26,7 @@ struct DirectVariant {
   Gateway (*make_gateway)(const Topology& topology);
   /// With partial sums: the sum group of a rank; a token's rows in one group are summed first.
   int (*sum_group_of)(const Topology& topology, int rank);
+  std::unique_ptr<Path> (*make_device_path)(const PathContext& context, Device device);
   const StrategyModel& model;  // static lifetime
 };
 std::unique_ptr<Strategy> make_direct_variant(const DirectVariant& variant);

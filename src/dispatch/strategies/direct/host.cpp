@@ -98,14 +98,7 @@ class Direct final : public Strategy {
   std::string_view name() const override { return variant_.name; }
 
   std::unique_ptr<Path> make_device_path(const PathContext& context, Device device) const override {
-    const Topology& topology = context.group.topology();
-    const int last = context.group.size() - 1;
-    const bool sums_per_rank =
-        variant_.sum_group_of(topology, 0) != variant_.sum_group_of(topology, last);
-    if constexpr (CROSSDOCK_HAS_CUDA) {
-      return make_direct_device_path(context, device, sums_per_rank);
-    }
-    throw no_cuda_error();
+    return variant_.make_device_path(context, device);
   }
 
   std::shared_ptr<const void> prepare(const StrategyCall& call) override {
@@ -277,6 +270,10 @@ std::unique_ptr<Strategy> make_direct() {
       {.name = "direct",
        .make_gateway = [](const Topology&) -> Gateway { return gateway_is_destination; },
        .sum_group_of = [](const Topology&, int rank) { return rank; },
+       .make_device_path = [](const PathContext& context, Device device) -> std::unique_ptr<Path> {
+         if constexpr (CROSSDOCK_HAS_CUDA) return make_direct_device_path(context, device);
+         throw no_cuda_error();
+       },
        .model = kModel});
 }
 

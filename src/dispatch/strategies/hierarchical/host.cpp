@@ -55,6 +55,11 @@ class HierarchicalModel final : public RelayModel {
   }
 };
 
+std::unique_ptr<Path> make_path_on_gpu(const PathContext& context, Device device) {
+  if constexpr (CROSSDOCK_HAS_CUDA) return make_hierarchical_device_path(context, device);
+  throw no_cuda_error();
+}
+
 int node_of(const Topology& topology, int rank) {
   return topology.node_of_rank[static_cast<size_t>(rank)];
 }
@@ -68,6 +73,7 @@ std::unique_ptr<Strategy> make_hierarchical() {
   return make_direct_variant({.name = "hierarchical",
                               .make_gateway = gateway_per_node,
                               .sum_group_of = node_of,
+                              .make_device_path = make_path_on_gpu,
                               .model = kModel});
 }
 
