@@ -1,10 +1,10 @@
 #include "dispatch/cuda/rank_agreement.hpp"
 
 #include <algorithm>
-#include <atomic>
 
 #include "comm/agreement/items.hpp"
 #include "comm/agreement/rendezvous.hpp"
+#include "comm/attachment.hpp"
 #include "comm/failure.hpp"
 #include "core/check.hpp"
 #include "core/cuda/device.hpp"
@@ -13,8 +13,6 @@
 
 namespace crossdock::cuda {
 namespace {
-
-std::atomic<int> num_threads_running_ahead = 0;  // ThreadsRunAhead objects
 
 // Calls without a meeting of the hosts are numbered from the last meeting on.
 constexpr uint64_t kCallsPerMeeting = 1'000'000;
@@ -30,20 +28,12 @@ struct ProposalHeader {
 
 }  // namespace
 
-ThreadsRunAhead::ThreadsRunAhead() {
-  ++num_threads_running_ahead;
-}
-
-ThreadsRunAhead::~ThreadsRunAhead() {
-  --num_threads_running_ahead;
-}
-
 RankAgreement::RankAgreement(const Parts& parts)
     : parts_(parts),
-      may_run_ahead_(
-          parts.may_run_ahead && parts.context.options.run_ahead &&
-          parts.context.config->max_rows && !parts.context.calls_wait && !is_alone() &&
-          (!group().communicator().shares_address_space() || num_threads_running_ahead > 0)) {
+      may_run_ahead_(parts.may_run_ahead && parts.context.options.run_ahead &&
+                     parts.context.config->max_rows && !parts.context.calls_wait && !is_alone() &&
+                     (!group().communicator().shares_address_space() ||
+                      comm::gpu_pretences_of(group()).threads_run_ahead)) {
   if (!may_run_ahead_) return;
   recovery_ = Recovery::of(group());
   recovery_->add(*this);

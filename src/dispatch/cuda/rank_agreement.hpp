@@ -172,13 +172,4 @@ class RankAgreement {
   LostPeers lost_peers_;  // last: its thread uses the other members
 };
 
-/// For tests: ranks that are threads run ahead if one of these exists when they first plan.
-class ThreadsRunAhead {
- public:
-  ThreadsRunAhead();
-  ~ThreadsRunAhead();
-  ThreadsRunAhead(const ThreadsRunAhead&) = delete;
-  ThreadsRunAhead& operator=(const ThreadsRunAhead&) = delete;
-};
-
 }  // namespace crossdock::cuda

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "comm/cuda/gpu_reach.hpp"
+#include "comm/attachment.hpp"
 #include "crossdock/cuda.hpp"
 #include "support/process_communicator.hpp"
 #include "testing/conformance/expect_conformance.hpp"
@@ -46,17 +46,17 @@ TEST_P(CudaProcesses, GiveTheBitsOfTheCpu) {
 }
 
 /// On GPUs that do not reach each other's memory: rows go through host memory.
-class CudaProcessesOutOfReach : public CudaProcesses {
-  const cuda::UnreachableGpus pretended_;
-};
+using CudaProcessesOutOfReach = CudaProcesses;
 
 TEST_P(CudaProcessesOutOfReach, GiveTheReferencesResults) {
   Group group(crossdock::testing::make_process_communicator(), test_deadlines());
+  comm::gpu_pretences_of(group).reaches_nobody = true;
   expect_no_failures(run_checks(group, strategy_on_cuda, some_checks()).failures);
 }
 
 TEST_P(CudaProcessesOutOfReach, GiveTheBitsOfTheCpu) {
   Group group(crossdock::testing::make_process_communicator(), test_deadlines());
+  comm::gpu_pretences_of(group).reaches_nobody = true;
   EXPECT_EQ(output_hash(group, strategy_on_cuda), kKnownOutputHash);
 }
 

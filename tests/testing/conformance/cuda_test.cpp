@@ -8,8 +8,7 @@
 
 #include <string>
 
-#include "comm/cuda/gpu_reach.hpp"
-#include "comm/cuda/peer_memory.hpp"
+#include "comm/attachment.hpp"
 #include "testing/conformance/expect_conformance.hpp"
 
 namespace crossdock::conformance {
@@ -44,15 +43,16 @@ INSTANTIATE_TEST_SUITE_P(Conformance, CudaRanks,
 
 /// GPUs that do not reach each other's memory: rows go through host memory.
 class CudaRanksOutOfReach : public CudaRanks {
-  const cuda::UnreachableGpus pretended_;
+ protected:
+  static void pretend(Group& group) { comm::gpu_pretences_of(group).reaches_nobody = true; }
 };
 
 TEST_P(CudaRanksOutOfReach, GiveTheReferencesResults) {
-  expect_no_failures(failures_on_threads(ranks(), strategy_on_cuda, list_checks()));
+  expect_no_failures(failures_on_threads(ranks(), strategy_on_cuda, list_checks(), pretend));
 }
 
 TEST_P(CudaRanksOutOfReach, GiveTheBitsOfTheCpu) {
-  expect_known_bits(ranks(), strategy_on_cuda);
+  expect_known_bits(ranks(), strategy_on_cuda, pretend);
 }
 
 INSTANTIATE_TEST_SUITE_P(Conformance, CudaRanksOutOfReach,
@@ -63,15 +63,16 @@ INSTANTIATE_TEST_SUITE_P(Conformance, CudaRanksOutOfReach,
 
 // Ranks that appear to be on different GPUs send one copy of a token per rank.
 class CudaRanksApart : public CudaRanks {
-  const cuda::PeersOnOtherGpus pretended_;
+ protected:
+  static void pretend(Group& group) { comm::gpu_pretences_of(group).peers_are_elsewhere = true; }
 };
 
 TEST_P(CudaRanksApart, GiveTheReferencesResults) {
-  expect_no_failures(failures_on_threads(ranks(), strategy_on_cuda, list_checks()));
+  expect_no_failures(failures_on_threads(ranks(), strategy_on_cuda, list_checks(), pretend));
 }
 
 TEST_P(CudaRanksApart, GiveTheBitsOfTheCpu) {
-  expect_known_bits(ranks(), strategy_on_cuda);
+  expect_known_bits(ranks(), strategy_on_cuda, pretend);
 }
 
 INSTANTIATE_TEST_SUITE_P(Conformance, CudaRanksApart,
