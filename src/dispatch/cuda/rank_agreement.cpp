@@ -31,7 +31,7 @@ struct ProposalHeader {
 RankAgreement::RankAgreement(const Parts& parts)
     : parts_(parts),
       may_run_ahead_(parts.may_run_ahead && parts.context.options.run_ahead &&
-                     parts.context.config->max_rows && !parts.context.calls_wait && !is_alone() &&
+                     parts.context.config->max_rows && !is_alone() &&
                      (!group().communicator().shares_address_space() ||
                       comm::gpu_pretences_of(group()).threads_run_ahead)) {
   if (!may_run_ahead_) return;

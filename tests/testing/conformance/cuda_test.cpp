@@ -1,8 +1,6 @@
 // Strategies on GPUs, with several ranks per GPU if there are more ranks than GPUs: the suite's
-// host tensors are staged through them. Ranks on simulated nodes pack and exchange rows between
+// tensors are copied there and back. Ranks on simulated nodes pack and exchange rows between
 // nodes, and write and read rows in place inside a node.
-
-#include "crossdock/cuda.hpp"
 
 #include <gtest/gtest.h>
 
@@ -10,28 +8,23 @@
 
 #include "comm/attachment.hpp"
 #include "testing/conformance/expect_conformance.hpp"
+#include "testing/conformance/on_gpu.hpp"
 
 namespace crossdock::conformance {
 namespace {
 
-class CudaRanks : public testing::TestWithParam<StrategyAndRanks> {
+class CudaRanks : public CudaTest, public testing::WithParamInterface<StrategyAndRanks> {
  protected:
-  void SetUp() override {
-    if (cuda_device_count() == 0) GTEST_SKIP() << cuda_missing_reason();
-  }
-
   static Ranks ranks() { return std::get<1>(GetParam()); }
-  static std::unique_ptr<Strategy> strategy_on_cuda() {
-    return on_cuda(make_strategy(std::get<0>(GetParam())));
-  }
+  static std::unique_ptr<Strategy> strategy() { return strategy_on_gpu(std::get<0>(GetParam())); }
 };
 
 TEST_P(CudaRanks, GiveTheReferencesResults) {
-  expect_no_failures(failures_on_threads(ranks(), strategy_on_cuda, list_checks()));
+  expect_no_failures(failures_on_threads(ranks(), strategy, list_checks()));
 }
 
 TEST_P(CudaRanks, GiveTheBitsOfTheCpu) {
-  expect_known_bits(ranks(), strategy_on_cuda);
+  expect_known_bits(ranks(), strategy);
 }
 
 INSTANTIATE_TEST_SUITE_P(Conformance, CudaRanks,
@@ -48,11 +41,11 @@ class CudaRanksOutOfReach : public CudaRanks {
 };
 
 TEST_P(CudaRanksOutOfReach, GiveTheReferencesResults) {
-  expect_no_failures(failures_on_threads(ranks(), strategy_on_cuda, list_checks(), pretend));
+  expect_no_failures(failures_on_threads(ranks(), strategy, list_checks(), pretend));
 }
 
 TEST_P(CudaRanksOutOfReach, GiveTheBitsOfTheCpu) {
-  expect_known_bits(ranks(), strategy_on_cuda, pretend);
+  expect_known_bits(ranks(), strategy, pretend);
 }
 
 INSTANTIATE_TEST_SUITE_P(Conformance, CudaRanksOutOfReach,
@@ -68,11 +61,11 @@ class CudaRanksApart : public CudaRanks {
 };
 
 TEST_P(CudaRanksApart, GiveTheReferencesResults) {
-  expect_no_failures(failures_on_threads(ranks(), strategy_on_cuda, list_checks(), pretend));
+  expect_no_failures(failures_on_threads(ranks(), strategy, list_checks(), pretend));
 }
 
 TEST_P(CudaRanksApart, GiveTheBitsOfTheCpu) {
-  expect_known_bits(ranks(), strategy_on_cuda, pretend);
+  expect_known_bits(ranks(), strategy, pretend);
 }
 
 INSTANTIATE_TEST_SUITE_P(Conformance, CudaRanksApart,
