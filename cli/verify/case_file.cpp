@@ -1,7 +1,7 @@
 #include "cli/verify/case_file.hpp"
 
-#include "cli/device/layer_place.hpp"
 #include "cli/device/rank_device.hpp"
+#include "cli/device/tensor_place.hpp"
 #include "cli/eval/dispatch_case.hpp"
 #include "cli/eval/layer_case.hpp"
 #include "cli/json.hpp"
@@ -9,7 +9,6 @@
 #include "cli/processes/launched_job.hpp"
 #include "cli/verify/random_cases.hpp"
 #include "cli/verify/random_run.hpp"
-#include "crossdock/cuda.hpp"
 #include "crossdock/extend/strategy_list.hpp"
 
 namespace crossdock::cli {
@@ -40,7 +39,8 @@ StrategyList candidates_on(const std::string& device) {
   if (device != "cuda") return built_in_strategies();
   StrategyList candidates;
   for (const std::string& name : built_in_strategies().names()) {
-    candidates.add([name] { return on_cuda(make_strategy(name)); });
+    candidates.add(
+        [name] { return conformance::on_device(make_strategy(name), tensor_places("cuda")); });
   }
   return candidates;
 }
@@ -58,7 +58,7 @@ CaseFile parse_case_file(const std::string& text) {
             .communicator = parsed.communicator,
             .device = parsed.device,
             .one = testing::layer_case(parsed.layer, parsed.ranks_per_node,
-                                       layer_places(parsed.device))};
+                                       tensor_places(parsed.device))};
   } else if (kind == "dispatch") {
     const DispatchCase parsed = parse_dispatch_case(text);
     file = {.strategy = parsed.strategy,

@@ -3,7 +3,7 @@
 #include <memory>
 #include <sstream>
 
-#include "cli/device/layer_place.hpp"
+#include "cli/device/tensor_place.hpp"
 
 namespace crossdock::cli {
 namespace {
@@ -54,7 +54,7 @@ RandomCase make_random_case(uint64_t seed, int64_t number, int most_ranks, bool 
   const uint64_t own = seed_of(seed, 2, number);
   if (number % kLayerOneIn == 0) {
     return testing::layer_case(conformance::random_layer_spec(own, shape.num_ranks, on_gpu),
-                               shape.ranks_per_node, layer_places(on_gpu ? "cuda" : "cpu"));
+                               shape.ranks_per_node, tensor_places(on_gpu ? "cuda" : "cpu"));
   }
   return random_case_of(testing::random_dispatch_world(own, {.num_ranks = shape.num_ranks}),
                         shape.ranks_per_node);

@@ -6,9 +6,8 @@
 #include <chrono>
 #include <iterator>
 
-#include "cli/device/layer_place.hpp"
+#include "cli/device/tensor_place.hpp"
 #include "cli/text/wait_notice.hpp"
-#include "crossdock/cuda.hpp"
 #include "crossdock/extend/strategy_list.hpp"
 #include "crossdock/testing/layer_worlds.hpp"
 #include "crossdock/threads.hpp"
@@ -34,17 +33,17 @@ bool is_selected(const Check& check, const CheckFilter& filter) {
          any(filter.dtypes, [&](const auto& dtype) { return has_part(check.name, dtype); });
 }
 
-// The strategy of a check moves its host tensors to the rank's GPU.
+// Dispatchers of the check keep their tensors on the rank's GPU.
 void move_to_gpus(Check& check) {
   check.body = [body = check.body](Group& group, const StrategyFactory& strategy) {
-    return body(group, [&] { return on_cuda(strategy()); });
+    return body(group, [&] { return conformance::on_device(strategy(), tensor_places("cuda")); });
   };
 }
 
 std::vector<Check> list_layer_checks(const std::string& device) {
   std::vector<DType> dtypes = {DType::kF32, DType::kBF16, DType::kF16};
   if (device == "cpu") dtypes.push_back(DType::kF64);
-  return conformance::list_layer_checks(dtypes, layer_places(device));
+  return conformance::list_layer_checks(dtypes, tensor_places(device));
 }
 
 // Failures as text: a line with the check and a line with the message.

@@ -36,8 +36,7 @@ struct CheckFilter {
   bool is_quick = false;            // only quick checks
 };
 
-/// `device`: "cpu" or "cuda". With "cuda", the suite's strategies move rows on GPUs (see on_cuda),
-/// and layers keep their tensors there.
+/// `device`, "cpu" or "cuda": where dispatchers and layers get their tensors.
 std::vector<conformance::Check> select_checks(const CheckFilter& filter, const std::string& device);
 
 /// Whether the name contains `pattern`, or matches it as a pattern with * and ?.

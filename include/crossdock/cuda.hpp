@@ -1,9 +1,7 @@
 #pragma once
 
-#include <memory>
 #include <string>
 
-#include "crossdock/extend/strategy.hpp"
 #include "crossdock/group.hpp"
 #include "crossdock/tensor.hpp"
 
@@ -27,12 +25,5 @@ CROSSDOCK_API int cuda_device_of(Group& group);
 /// on `device`, a GPU. A null `waiting` means both the default stream and the calling thread's own.
 /// Does not block. Throws Error(kUnsupported) if this build has no CUDA.
 CROSSDOCK_API void make_stream_wait(Stream waiting, Stream awaited, Device device);
-
-/// Wraps a strategy so that host tensors take the GPU's path: every call copies its tensors to the
-/// GPU, runs there and copies the results back. Slow; for testing the GPU path with a program that
-/// uses only host memory. fp64 stays on the host. `device` is the index of the GPU, or -1 for the
-/// rank's own (cuda_device_of).
-CROSSDOCK_API std::unique_ptr<Strategy> on_cuda(std::unique_ptr<Strategy> strategy,
-                                                int device = -1);
 
 }  // namespace crossdock

@@ -9,7 +9,6 @@
 
 #include "comm/failure.hpp"
 #include "core/check.hpp"
-#include "crossdock/cuda.hpp"
 #include "crossdock/planner.hpp"
 #include "dispatch/call.hpp"
 #include "dispatch/host/host_path.hpp"
@@ -108,33 +107,14 @@ struct Dispatcher::Impl {
     knows_gpus = true;
   }
 
-  // The path for a routing: on its device, or on the strategy's device_for_host_tensors.
-  Path& path_for(const ConstTensorView& routes, const ConstTensorView& weights) {
-    Device device = routes.device;
-    if (device.is_cpu() && context.strategy) {
-      const bool stays = weights.dtype == DType::kF64;
-      const std::optional<Device> taken_to = context.strategy->device_for_host_tensors();
-      if (taken_to && !stays) device = *taken_to;
-      if (device.index < 0) device.index = cuda_device_of(context.group);
-    }
-    if (device.is_cpu()) return host_path;
-    return path_on(device);
-  }
-
-  // Makes the path on first use. A failure is this rank's refusal of the plan.
+  // The path on a device, made on first use. A failure is this rank's refusal of the plan.
   Path& path_on(Device device) {
+    if (device.is_cpu()) return host_path;
     learn_gpus(device);
     const std::optional<Error> refusal = refusal_of([&] {
       if (context.refusal) throw *context.refusal;
       if (device_path) return;
-      PathContext shared = context;
-      shared.calls_wait = context.strategy->device_for_host_tensors().has_value();
-      std::unique_ptr<Path> made = context.strategy->make_device_path(shared, device);
-      if constexpr (!CROSSDOCK_HAS_CUDA) {
-        if (shared.calls_wait) throw no_cuda_error();
-      } else if (shared.calls_wait) {
-        made = make_host_tensors_path(std::move(made), context.group, device);
-      }
+      std::unique_ptr<Path> made = context.strategy->make_device_path(context, device);
       made->set_options(context.options);
       device_path = std::move(made);
     });
@@ -252,11 +232,11 @@ OwnedTensor Dispatcher::all_reduce(const ConstTensorView& values) {
 }
 
 Plan Dispatcher::plan(const Routing& routing) {
-  return impl_->plan(impl_->path_for(routing.expert_ids, routing.weights), routing);
+  return impl_->plan(impl_->path_on(routing.expert_ids.device), routing);
 }
 
 Plan Dispatcher::plan(const DenseRouting& routing) {
-  return impl_->plan(impl_->path_for(routing.map, routing.weights), routing);
+  return impl_->plan(impl_->path_on(routing.map.device), routing);
 }
 
 DispatchResult Dispatcher::dispatch(const Plan& plan, const DispatchArgs& args) {

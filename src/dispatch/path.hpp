@@ -22,7 +22,6 @@ struct PathContext {
   bool gpus_reach_each_other = true;   // within every node; otherwise rows go through the host
   bool ranks_share_gpus = false;       // some ranks of a node use the same GPU
   bool spans_gpus = false;             // the ranks are on several GPUs
-  bool calls_wait = false;             // each call waits for the GPU before it returns
 };
 
 /// Throws Error(kInvalidArgument) unless a path with this context made the plan.
@@ -81,8 +80,6 @@ class Path {
   virtual void set_options(const DeviceOptions& options) = 0;
   /// Throws the error that the GPU has reported, if any. Does not wait for queued work.
   virtual void check() = 0;
-  /// Waits until the queued work is done, at most as long as the deadlines allow.
-  virtual void await() = 0;
 };
 
 /// How the ranks' GPUs relate to each other.
@@ -96,10 +93,6 @@ struct GpuRelation {
 /// rank's. If a rank refuses its device or has an invalid configuration, all ranks throw the same
 /// error.
 GpuRelation agree_on_gpus(const PathContext& context, Device device);
-
-/// Wraps a path on a GPU: every call copies its host tensors to the GPU, and the results back.
-std::unique_ptr<Path> make_host_tensors_path(std::unique_ptr<Path> path, Group& group,
-                                             Device device);
 
 /// Builds without CUDA throw it instead of calling the functions above and those of strategies that
 /// make a path on a GPU.

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -27,8 +29,10 @@ std::unique_ptr<Backend> make_host_backend(const RouterConfig& config,
 
 // In builds without CUDA, all of these throw Error(kUnsupported).
 
-/// Throws Error(kUnsupported) if GPUs do not support the configuration.
-std::unique_ptr<Backend> make_device_backend(const RouterConfig& config, Device device);
+/// Throws Error(kUnsupported) if GPUs do not support the configuration. `shared_memory`, in bytes
+/// per block: only tests set it, to less than the GPU has.
+std::unique_ptr<Backend> make_device_backend(const RouterConfig& config, Device device,
+                                             std::optional<int64_t> shared_memory = {});
 
 /// Copies a GPU tensor to `to` and waits for the stream. Throws Error(kInvalidArgument) if the
 /// stream is being captured.

@@ -12,7 +12,8 @@ namespace {
 
 }  // namespace
 
-std::unique_ptr<Backend> make_device_backend(const RouterConfig& /*config*/, Device /*device*/) {
+std::unique_ptr<Backend> make_device_backend(const RouterConfig& /*config*/, Device /*device*/,
+                                             std::optional<int64_t> /*shared_memory*/) {
   refuse_device();
 }
 

@@ -31,21 +31,5 @@ TEST(WithoutAGpu, TensorsOfOneAreRefused) {
   });
 }
 
-TEST(WithoutAGpu, HostTensorsAreNotTakenToOne) {
-  if (cuda_device_count() > 0) GTEST_SKIP() << "there is a GPU";
-  run_ranks(2, [](Group& group) {
-    Dispatcher dispatcher(group, {.num_experts = 4, .top_k = 1, .width = 8},
-                          on_cuda(make_strategy("direct")));
-    const int32_t id = 1;
-    const float weight = 1.0F;
-    try {
-      static_cast<void>(dispatcher.plan(Routing{{&id, {1, 1}}, {&weight, {1, 1}}, {}}));
-      ADD_FAILURE() << "no error came";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::kUnsupported) << error.what();
-    }
-  });
-}
-
 }  // namespace
 }  // namespace crossdock

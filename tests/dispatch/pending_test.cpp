@@ -73,7 +73,6 @@ class LoggingPath final : public Path {
   }
   void set_options(const DeviceOptions& /*options*/) override {}
   void check() override {}
-  void await() override {}
 
  private:
   Log log_;

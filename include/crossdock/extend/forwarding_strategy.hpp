@@ -2,7 +2,6 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -20,9 +19,6 @@ class CROSSDOCK_API ForwardingStrategy : public Strategy {
   explicit ForwardingStrategy(std::unique_ptr<Strategy> inner) : inner_(std::move(inner)) {}
 
   std::string_view name() const override { return inner_->name(); }
-  std::optional<Device> device_for_host_tensors() const override {
-    return inner_->device_for_host_tensors();
-  }
   std::unique_ptr<Path> make_device_path(const PathContext& context, Device device) const override;
   std::shared_ptr<const void> prepare(const StrategyCall& call) override {
     return inner_->prepare(call);

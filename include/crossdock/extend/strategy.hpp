@@ -64,10 +64,6 @@ class CROSSDOCK_API Strategy {
 
   virtual std::string_view name() const = 0;
 
-  /// (optional) Device to which host tensors are copied, and results copied back; index -1: the
-  /// rank's GPU. See on_cuda.
-  virtual std::optional<Device> device_for_host_tensors() const { return std::nullopt; }
-
   /// (optional) The path for tensors on a GPU. Only the library can make a Path; other code can
   /// only return the path of another strategy, and must then forward prepare to that strategy as
   /// well. Default: throws Error(kUnsupported).

@@ -14,6 +14,7 @@
 #include "crossdock/testing/conformance.hpp"
 #include "crossdock/testing/random_worlds.hpp"
 #include "crossdock/testing/reference.hpp"
+#include "crossdock/testing/tensor_place.hpp"
 
 // Whole layers, compared with the reference: fixed ones and random ones.
 
@@ -136,17 +137,10 @@ CROSSDOCK_API std::vector<std::pair<std::string_view, std::vector<double>*>> par
 /// The results of all ranks, by the reference.
 CROSSDOCK_API std::vector<LayerResults> expected_results(const LayerWorld& world);
 
-/// Where a rank keeps its tensors. Default: in host memory.
-struct LayerPlace {
-  std::function<OwnedTensor(const ConstTensorView&)> to_device{};  // a copy; waits
-  std::function<OwnedTensor(const ConstTensorView&)> to_host{};    // a copy; waits
-  Stream stream{};
-};
-
 /// Runs the layer forward and backward on one of the group's P ranks. The options name a strategy
 /// or its candidates. Collective.
 CROSSDOCK_API LayerResults run_layer(Group& group, MoeLayerOptions options, const LayerWorld& world,
-                                     const LayerPlace& place = {});
+                                     const TensorPlace& place = {});
 
 /// Differences beyond the rounding of the dtypes.
 CROSSDOCK_API Findings compare(const LayerWorld& world, int rank, const LayerResults& got,
@@ -159,7 +153,7 @@ CROSSDOCK_API uint64_t hash_of(LayerResults results);
 /// Runs the layer with a strategy and compares its results. Collective; all ranks pass the same
 /// world.
 CROSSDOCK_API Findings judge(Group& group, const StrategyFactory& strategy, const LayerWorld& world,
-                             const LayerPlace& place = {});
+                             const TensorPlace& place = {});
 
 /// Fixed layers: how many routes go from which ranks to which experts. Activation, score, biases,
 /// shared experts and widths differ from routing to routing.
@@ -182,16 +176,15 @@ enum class LayerRouting : uint8_t {
 CROSSDOCK_API LayerWorld make_layer_world(LayerRouting routing, DType dtype, int num_ranks);
 
 /// The fixed layers as checks, "layer/skewed/bf16/swiglu". `make_place` is called on each rank.
-CROSSDOCK_API std::vector<Check> list_layer_checks(
-    const std::vector<DType>& dtypes, const std::function<LayerPlace(Group&)>& make_place = {});
+CROSSDOCK_API std::vector<Check> list_layer_checks(const std::vector<DType>& dtypes,
+                                                   const MakePlace& make_place = {});
 
 }  // namespace crossdock::conformance
 
 namespace crossdock::testing {
 
 /// A layer as a random case. Its ranks keep their tensors where `make_place` says.
-CROSSDOCK_API RandomCase
-layer_case(const conformance::LayerSpec& spec, int ranks_per_node = 0,
-           const std::function<conformance::LayerPlace(Group&)>& make_place = {});
+CROSSDOCK_API RandomCase layer_case(const conformance::LayerSpec& spec, int ranks_per_node = 0,
+                                    const conformance::MakePlace& make_place = {});
 
 }  // namespace crossdock::testing

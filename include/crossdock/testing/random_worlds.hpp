@@ -52,7 +52,7 @@ struct RandomLimits {
 /// How a case runs: identical on every rank.
 struct RandomSetting {
   std::string strategy;     // a candidate's name, or "auto"
-  StrategyList candidates;  // on GPUs wrapped by on_cuda
+  StrategyList candidates;  // on GPUs made by conformance::on_device
   bool on_gpu = false;
 };
 

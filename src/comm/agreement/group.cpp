@@ -209,6 +209,7 @@ struct Group::State {
   comm::PeerEvents peer_events;
   std::weak_ptr<cuda::NcclCommunicator> nccl_communicator;
   std::weak_ptr<void> attachment;
+  comm::GpuPretences gpu_pretences;
   uint64_t next_sequence = 1;
   const char* last_operation = "";  // of the last agreement, number next_sequence - 1
   std::optional<Error> poison;
@@ -228,6 +229,10 @@ std::weak_ptr<cuda::NcclCommunicator>& comm::nccl_communicator_of(Group& group) 
 
 std::weak_ptr<void>& comm::attachment_of(Group& group) {
   return GroupInternals::state(group).attachment;
+}
+
+comm::GpuPretences& comm::gpu_pretences_of(Group& group) {
+  return GroupInternals::state(group).gpu_pretences;
 }
 
 comm::WindowPool& comm::windows_of(Group& group) {
@@ -390,7 +395,9 @@ void Group::leave(std::string_view reason) noexcept {
 }
 
 std::unique_ptr<Group> Group::subgroup(std::span<const int> members) {
-  return std::make_unique<Group>(communicator().subgroup(members), options());
+  auto made = std::make_unique<Group>(communicator().subgroup(members), options());
+  made->state_->gpu_pretences = state_->gpu_pretences;
+  return made;
 }
 
 }  // namespace crossdock

@@ -2,15 +2,12 @@
 
 #include <cuda_runtime.h>
 
-#include <atomic>
 #include <cstring>
 
 #include "core/cuda/device.hpp"
 
 namespace crossdock::cuda {
 namespace {
-
-std::atomic<int> num_unreachable_scopes = 0;
 
 // Precedes the unreachable GPUs in the bytes of a GpuReach.
 struct ReachHeader {
@@ -26,16 +23,8 @@ GpuId id_of(int device) {
 
 }  // namespace
 
-UnreachableGpus::UnreachableGpus() {
-  ++num_unreachable_scopes;
-}
-
-UnreachableGpus::~UnreachableGpus() {
-  --num_unreachable_scopes;
-}
-
 GpuReach reach_of(int device) {
-  GpuReach reach{.gpu = id_of(device), .reaches_nobody = num_unreachable_scopes > 0};
+  GpuReach reach{.gpu = id_of(device)};
   for (int other = 0; other < num_devices(); ++other) {
     int can_access = 1;
     if (other != device) {

@@ -15,7 +15,7 @@ using GpuId = std::array<char, 16>;
 /// A rank's GPU and the GPUs whose memory it cannot use.
 struct GpuReach {
   GpuId gpu{};
-  bool reaches_nobody = false;  // see UnreachableGpus
+  bool reaches_nobody = false;  // see comm::GpuPretences
   /// Among the GPUs that the rank's process sees. Others are assumed reachable: CUDA IPC does not
   /// need to see a GPU.
   std::vector<GpuId> unreachable{};
@@ -52,16 +52,6 @@ inline bool share_gpus(std::span<const GpuReach> ranks, std::span<const int> nod
   }
   return false;
 }
-
-/// For tests on a machine with one GPU: while one of these exists, GPUs do not reach the memory of
-/// any other rank, not even on the same GPU.
-class UnreachableGpus {
- public:
-  UnreachableGpus();
-  ~UnreachableGpus();
-  UnreachableGpus(const UnreachableGpus&) = delete;
-  UnreachableGpus& operator=(const UnreachableGpus&) = delete;
-};
 
 /// Which devices can use memory, by how it was allocated.
 enum class MemoryKind : uint8_t {

@@ -1,7 +1,6 @@
 #include "comm/cuda/peer_memory.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <limits>
 #include <numeric>
 #include <optional>
@@ -10,6 +9,7 @@
 #include <utility>
 
 #include "comm/agreement/items.hpp"
+#include "comm/attachment.hpp"
 #include "comm/cuda/gpu_reach.hpp"
 #include "comm/failure.hpp"
 #include "core/check.hpp"
@@ -91,6 +91,9 @@ const char* event_of(MemorySharing sharing) {
 std::string try_sharing(Group& group, int device, SharingChoice& choice) {
   Offer own;
   std::string failure = try_together(group, [&] {
+    if (comm::gpu_pretences_of(group).shares_no_arenas) {
+      throw Error(ErrorCode::kUnsupported, "this process does not share virtual memory");
+    }
     choice.own = &SharedArena::of(device, choice.sharing);
     own = {.card = choice.own->card(), .chunks = choice.own->announce(0)};
   });
@@ -153,7 +156,6 @@ SharingChoice choose_sharing(Group& group, const SharingArgs& args) {
 namespace {
 
 constexpr int kPretendedDevice = -1;
-std::atomic<int> num_pretending = 0;
 constexpr int64_t kAllBytes = std::numeric_limits<int64_t>::max();  // of one address space
 
 std::vector<int> all_devices() {
@@ -178,27 +180,15 @@ std::byte* at_offset(std::byte* base, int64_t offset) {
 
 }  // namespace
 
-PeersOnOtherGpus::PeersOnOtherGpus() {
-  ++num_pretending;
-}
-
-PeersOnOtherGpus::~PeersOnOtherGpus() {
-  --num_pretending;
-}
-
-bool PeersOnOtherGpus::are_pretended() {
-  return num_pretending > 0;
-}
-
-PeerMemory::PeerMemory(const Communicator& communicator, int device)
+PeerMemory::PeerMemory(const Communicator& communicator, int device, bool peers_are_elsewhere)
     : needs_export_(!communicator.shares_address_space() && communicator.size() > 1),
       topology_(communicator.topology()),
       rank_(communicator.rank()),
       device_(device),
-      is_pretended_(num_pretending > 0),
+      peers_are_elsewhere_(peers_are_elsewhere),
       choice_{.sharing = MemorySharing::kNone},
       common_bytes_(needs_export_ ? 0 : kAllBytes) {
-  if (is_pretended_) {
+  if (peers_are_elsewhere_) {
     peer_devices_ = {kPretendedDevice};
   } else if (communicator.shares_address_space() && communicator.size() > 1) {
     peer_devices_ = all_devices();
@@ -218,7 +208,7 @@ PeerMemory::~PeerMemory() {
 }
 
 void PeerMemory::set_peer_devices(std::vector<int> devices) {
-  if (!is_pretended_) peer_devices_ = std::move(devices);
+  if (!peers_are_elsewhere_) peer_devices_ = std::move(devices);
 }
 
 bool PeerMemory::needs_copy(const void* data) const {

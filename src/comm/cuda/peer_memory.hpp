@@ -68,8 +68,8 @@ struct MemoryHandle {
 /// (has_offsets): peers map every allocation separately, when they first receive its handle.
 class PeerMemory {
  public:
-  /// For kernels that run on `device`.
-  PeerMemory(const Communicator& communicator, int device);
+  /// For kernels that run on `device`. peers_are_elsewhere: see comm::GpuPretences.
+  PeerMemory(const Communicator& communicator, int device, bool peers_are_elsewhere = false);
   ~PeerMemory();
   PeerMemory(const PeerMemory&) = delete;
   PeerMemory& operator=(const PeerMemory&) = delete;
@@ -152,7 +152,7 @@ class PeerMemory {
   Topology topology_;
   int rank_;
   int device_;
-  bool is_pretended_;              // see PeersOnOtherGpus
+  bool peers_are_elsewhere_;       // see comm::GpuPretences
   std::vector<int> peer_devices_;  // may name a device more than once
   std::set<int> reached_devices_;  // whose memory kernels on device_ may use
   SharingChoice choice_;
@@ -161,19 +161,6 @@ class PeerMemory {
   // With kIpc: (rank, bytes of the exported handle) -> base here. Owners do not free what they have
   // exported (see DeviceArena), so a handle always means the same memory.
   std::map<std::pair<int, std::string>, void*> mappings_;
-};
-
-/// For tests on a machine with one GPU: a PeerMemory made while one of these exists treats its
-/// peers as kernels on another GPU that has no access to anything.
-class PeersOnOtherGpus {
- public:
-  PeersOnOtherGpus();
-  ~PeersOnOtherGpus();
-  PeersOnOtherGpus(const PeersOnOtherGpus&) = delete;
-  PeersOnOtherGpus& operator=(const PeersOnOtherGpus&) = delete;
-
-  /// Whether one exists.
-  static bool are_pretended();
 };
 
 }  // namespace crossdock::cuda

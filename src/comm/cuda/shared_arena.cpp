@@ -1,6 +1,5 @@
 #include "comm/cuda/shared_arena.hpp"
 
-#include <atomic>
 #include <map>
 #include <numeric>
 #include <string>
@@ -14,16 +13,8 @@
 #include "core/descriptor.hpp"
 
 namespace crossdock::cuda {
-namespace {
-
-std::atomic<int> num_forbidding = 0;  // NoSharedArenas
-
-}  // namespace
 
 SharedArena& SharedArena::of(int device, MemorySharing sharing) {
-  if (num_forbidding > 0) {
-    throw Error(ErrorCode::kUnsupported, "this process does not share virtual memory");
-  }
   // Never destroyed, as arenas are not.
   static auto* mutex = new std::mutex;
   static auto* all = new std::map<std::pair<int, MemorySharing>, std::unique_ptr<SharedArena>>;
@@ -127,14 +118,6 @@ void SharedArena::read_receipts(Peer& peer) {
       peer.num_mapped = receipt->index + 1;
     }
   }
-}
-
-NoSharedArenas::NoSharedArenas() {
-  ++num_forbidding;
-}
-
-NoSharedArenas::~NoSharedArenas() {
-  --num_forbidding;
 }
 
 std::shared_ptr<PeerArena> PeerArena::open(const ArenaCard& card, MemorySharing sharing,

@@ -84,15 +84,6 @@ class SharedArena {
   std::vector<Peer> peers_;
 };
 
-/// For tests: while one exists, this process shares no virtual memory.
-class NoSharedArenas {
- public:
-  NoSharedArenas();
-  ~NoSharedArenas();
-  NoSharedArenas(const NoSharedArenas&) = delete;
-  NoSharedArenas& operator=(const NoSharedArenas&) = delete;
-};
-
 /// The arena of another process, mapped for kernels on one device. Its memory remains valid when
 /// the other process ends. A mapping that nobody uses is kept for the next user, and removed only
 /// after its owner has ended: unmapping memory that a late kernel uses would be fatal.

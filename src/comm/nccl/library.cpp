@@ -94,16 +94,11 @@ Endings& endings() {
   return *all;
 }
 
-// Returns false at the deadline.
-bool wait_until(Clock::time_point deadline) {
-  Endings& all = endings();
-  std::unique_lock lock(all.mutex);
-  return all.one_has_ended.wait_until(lock, deadline, [&] { return all.num_running == 0; });
-}
-
 void wait_at_exit() {
-  if (endings().generation != fork_generation()) return;  // a forked child has none of the threads
-  wait_until(endings().deadline);
+  Endings& all = endings();
+  if (all.generation != fork_generation()) return;  // a forked child has none of the threads
+  std::unique_lock lock(all.mutex);
+  all.one_has_ended.wait_until(lock, all.deadline, [&] { return all.num_running == 0; });
 }
 
 void note_begin(std::chrono::nanoseconds patience) {
@@ -121,10 +116,6 @@ void note_end() {
 }
 
 }  // namespace
-
-bool await_endings(std::chrono::nanoseconds limit) {
-  return wait_until(comm::deadline_after(Clock::now(), limit));
-}
 
 void end_in_background(const NcclLibrary& library, ncclComm_t comm, NcclEnd end,
                        std::chrono::nanoseconds patience) noexcept {

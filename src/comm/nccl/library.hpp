@@ -50,7 +50,4 @@ enum class NcclEnd {
 void end_in_background(const NcclLibrary& library, ncclComm_t comm, NcclEnd end,
                        std::chrono::nanoseconds patience) noexcept;
 
-/// For tests: waits until all these threads have finished. Returns false if they take longer.
-bool await_endings(std::chrono::nanoseconds limit);
-
 }  // namespace crossdock::cuda

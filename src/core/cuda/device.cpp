@@ -1,9 +1,7 @@
 #include "core/cuda/device.hpp"
 
-#include <algorithm>
 #include <array>
 #include <atomic>
-#include <limits>
 
 #include "core/check.hpp"
 
@@ -35,9 +33,6 @@ void* find_driver_function(const char* name, unsigned version) {
 }
 
 namespace {
-
-constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
-std::atomic<int64_t> shared_memory_limit = kNoLimit;
 
 // An attribute of each device, never 0. Cached, as every launch asks for it.
 class AttributeCache {
@@ -106,15 +101,7 @@ int compute_capability(int device) {
 int64_t shared_memory_per_block(int device) {
   int bytes = 0;
   CROSSDOCK_CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  return std::min<int64_t>(bytes, shared_memory_limit);
-}
-
-SharedMemoryLimit::SharedMemoryLimit(int64_t bytes) {
-  shared_memory_limit = bytes;
-}
-
-SharedMemoryLimit::~SharedMemoryLimit() {
-  shared_memory_limit = kNoLimit;
+  return bytes;
 }
 
 void enable_peer_access(int device, int peer) {

@@ -69,15 +69,6 @@ int compute_capability(int device);
 /// Maximum bytes of shared memory per block on a device.
 int64_t shared_memory_per_block(int device);
 
-/// For tests: limits the shared memory per block of all devices until the end of the scope.
-class SharedMemoryLimit {
- public:
-  explicit SharedMemoryLimit(int64_t bytes);
-  ~SharedMemoryLimit();
-  SharedMemoryLimit(const SharedMemoryLimit&) = delete;
-  SharedMemoryLimit& operator=(const SharedMemoryLimit&) = delete;
-};
-
 /// Allows kernels on `device` to use memory of `peer`; does nothing if they are the same device.
 /// Throws Error(kUnsupported) if the two cannot reach each other.
 void enable_peer_access(int device, int peer);

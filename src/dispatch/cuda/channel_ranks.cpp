@@ -4,8 +4,8 @@
 #include <optional>
 #include <vector>
 
+#include "comm/attachment.hpp"
 #include "comm/cuda/gpu_reach.hpp"
-#include "comm/cuda/peer_memory.hpp"
 #include "comm/failure.hpp"
 #include "core/check.hpp"
 #include "core/cuda/device.hpp"
@@ -62,8 +62,10 @@ GpuRelation agree_on_gpus(const PathContext& context, Device device) {
     if (context.refusal) throw *context.refusal;
     const cuda::CallGuard guard(cuda::existing_device(device.index));
     cuda::GpuReach reach = cuda::reach_of(device.index);
+    const comm::GpuPretences& pretences = comm::gpu_pretences_of(group);
+    reach.reaches_nobody = pretences.reaches_nobody;
     // The last character of an address is unused.
-    if (cuda::PeersOnOtherGpus::are_pretended()) reach.gpu.back() = static_cast<char>(group.rank());
+    if (pretences.peers_are_elsewhere) reach.gpu.back() = static_cast<char>(group.rank());
     own = reach.to_bytes();
   });
   const Agreement all =

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "comm/agreement/items.hpp"
+#include "comm/attachment.hpp"
 #include "comm/cuda/peer_channel.hpp"
 #include "comm/failure.hpp"
 #include "core/check.hpp"
@@ -30,9 +31,9 @@ namespace {
 // Loads all kernels that any call may need. Loading one later could deadlock: it may wait until
 // the device is idle, while another dispatcher's kernels wait for a rank that has not launched
 // yet.
-void load_all_kernels() {
+void load_all_kernels(int64_t shared_memory) {
   load_channel_kernels();
-  load_plan();
+  load_plan(shared_memory);
   load_route_slots();
   load_scatter();
   load_scatter_chunk();
@@ -68,7 +69,10 @@ CudaRank::CudaRank(const PathContext& context, int device, const ChannelUse& use
     : context_(context),
       device_(existing_device(device)),
       streams_(group(), device_),
-      peers_(context_.group.communicator(), device),
+      peers_(context_.group.communicator(), device,
+             comm::gpu_pretences_of(group()).peers_are_elsewhere),
+      shared_memory_(comm::gpu_pretences_of(group()).shared_memory_per_block.value_or(
+          shared_memory_per_block(device))),
       waits_(use.waits),
       channel_ranks_(group().topology(), group().rank(), use.waits),
       ahead_({.context = context_,
@@ -81,7 +85,7 @@ CudaRank::CudaRank(const PathContext& context, int device, const ChannelUse& use
   check_channel_size(use, group().topology(), channel_ranks_, kMaxPeers);
   if (waits_ == Waits::kNone) peers_.set_peer_devices({});
   const CallGuard guard(device_);
-  load_all_kernels();
+  load_all_kernels(shared_memory_);
   if (!peers_.needs_export()) open();
 }
 

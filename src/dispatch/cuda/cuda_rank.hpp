@@ -63,6 +63,8 @@ class CudaRank {
   /// Waits for stream(). On a timeout, fails the group and throws.
   void await_stream() const { streams_.await(streams_.main()); }
   const DeviceOptions& options() const { return options_; }
+  /// Bytes per block that plans may use.
+  int64_t shared_memory() const { return shared_memory_; }
   /// Ranks of this process on this GPU, this one included.
   int num_sharing() const { return ahead_.num_sharing(); }
   DevicePool& pool() { return *pool_; }
@@ -107,6 +109,7 @@ class CudaRank {
   RankStreams streams_;
   PeerMemory peers_;
   std::optional<DevicePool> pool_;  // set once memory can be taken
+  int64_t shared_memory_;
   Waits waits_;
   ChannelRanks channel_ranks_;
   RunAhead ahead_;

@@ -162,7 +162,6 @@ class GpuPath : public Path {
   void finish(const std::shared_ptr<const void>& done) final { rank_.streams().finish(done); }
   void set_options(const DeviceOptions& options) final { rank_.set_options(options); }
   void check() final { rank_.check(); }
-  void await() final { rank_.watch().await(rank_.stream()); }
 
  protected:
   GpuPath(const PathContext& context, int device, const ChannelUse& use)

@@ -1,7 +1,6 @@
 #include "dispatch/cuda/run_ahead.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -21,8 +20,6 @@ namespace crossdock::cuda {
 namespace {
 
 using comm::RendezvousHeader;
-
-std::atomic<int> num_threads_running_ahead = 0;  // ThreadsRunAhead objects
 
 // Calls without a meeting of the hosts are numbered from the last meeting on.
 constexpr uint64_t kCallsPerMeeting = 1'000'000;
@@ -125,20 +122,13 @@ Error explain_halt(Group& group, const std::optional<CallAccount>& own) {
   return {ErrorCode::kInternal, "the ranks' GPUs were halted although their calls agree", context};
 }
 
-ThreadsRunAhead::ThreadsRunAhead() {
-  ++num_threads_running_ahead;
-}
-
-ThreadsRunAhead::~ThreadsRunAhead() {
-  --num_threads_running_ahead;
-}
-
 RunAhead::RunAhead(const Parts& parts) : parts_(parts) {
   const PathContext& context = parts.context;
   const bool is_enabled =
       parts.is_allowed && context.options.run_ahead && context.config->max_rows &&
-      !context.calls_wait && group().size() > 1 &&
-      (!group().communicator().shares_address_space() || num_threads_running_ahead > 0);
+      group().size() > 1 &&
+      (!group().communicator().shares_address_space() ||
+       comm::gpu_pretences_of(group()).threads_run_ahead);
   if (!is_enabled) return;
   siblings_ = siblings_in(group());
   siblings_->push_back(this);

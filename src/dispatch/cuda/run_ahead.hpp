@@ -160,13 +160,4 @@ class RunAhead {
   int num_sharing_ = 1;
 };
 
-/// For tests: ranks that are threads run ahead if one of these exists when they first plan.
-class ThreadsRunAhead {
- public:
-  ThreadsRunAhead();
-  ~ThreadsRunAhead();
-  ThreadsRunAhead(const ThreadsRunAhead&) = delete;
-  ThreadsRunAhead& operator=(const ThreadsRunAhead&) = delete;
-};
-
 }  // namespace crossdock::cuda

@@ -30,7 +30,6 @@ class HostPath final : public Path {
   void finish(const std::shared_ptr<const void>& /*done*/) override {}
   void set_options(const DeviceOptions& /*options*/) override {}
   void check() override {}
-  void await() override {}
 
  private:
   /// Memory for rows [R, D] that peers may write.

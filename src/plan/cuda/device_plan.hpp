@@ -121,7 +121,7 @@ int64_t plan_words(int64_t E);
 /// Collective. Counts, exchanges counts with all ranks and places every route. A bad routing on any
 /// rank, or more rows than max_rows anywhere, is recorded as the same fault on all ranks.
 /// REQUIRES: fits_device_plan.
-void load_plan();  // before the first launch
+void load_plan(int64_t shared_memory);  // before the first launch; bytes per block
 void launch_plan(const PlanArgs& args, cudaStream_t stream);
 
 // Convert a routing to the form that the plan kernels take: int32 ids and fp32 weights by slot.

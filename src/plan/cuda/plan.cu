@@ -338,10 +338,10 @@ PlanKernel kernel_for(const PlanArgs& args) {
 }
 
 template <bool kQueued>
-void load_kind() {
+void load_kind(int64_t shared_memory) {
   load_kernels(count_kernel<int32_t, kQueued>, count_kernel<int64_t, kQueued>,
                small_plan_kernel<int32_t, kQueued>, small_plan_kernel<int64_t, kQueued>);
-  const int64_t most = shared_memory_per_block(current_device()) - kPlanFixedBytes;
+  const int64_t most = shared_memory - kPlanFixedBytes;
   const auto bytes = static_cast<int>(std::min(most, segment_bytes(kMaxExperts)));
   for (auto* kernel : {count_kernel<int32_t, kQueued>, count_kernel<int64_t, kQueued>,
                        small_plan_kernel<int32_t, kQueued>, small_plan_kernel<int64_t, kQueued>}) {
@@ -355,10 +355,10 @@ void load_kind() {
 
 }  // namespace
 
-void load_plan() {
+void load_plan(int64_t shared_memory) {
   load_kernels(place_kernel);
-  load_kind<false>();
-  load_kind<true>();
+  load_kind<false>(shared_memory);
+  load_kind<true>(shared_memory);
 }
 
 void launch_plan(const PlanArgs& args, cudaStream_t stream) {

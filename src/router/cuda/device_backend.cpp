@@ -72,8 +72,11 @@ bool is_aligned(const ConstTensorView& rows) {
 
 class DeviceBackend final : public Backend {
  public:
-  DeviceBackend(const RouterConfig& config, Device device)
-      : config_(config), rules_(score_rules(config)), calls_(device.index) {
+  DeviceBackend(const RouterConfig& config, Device device, std::optional<int64_t> shared_memory)
+      : config_(config),
+        rules_(score_rules(config)),
+        calls_(device.index),
+        shared_memory_(shared_memory.value_or(cuda::shared_memory_per_block(device.index))) {
     const cuda::CallGuard guard(device.index);
     load_router_kernels();
     has_hopper_kernels_ = load_hopper_kernels();
@@ -86,7 +89,9 @@ class DeviceBackend final : public Backend {
                        Stream stream) override;
 
  private:
-  ops::hopper::TensorMaps* maps() { return has_hopper_kernels_ ? &tensor_maps_ : nullptr; }
+  LogitsMeans logits_means() {
+    return {.maps = has_hopper_kernels_ ? &tensor_maps_ : nullptr, .shared_memory = shared_memory_};
+  }
   OwnedTensor take_counts(int64_t num_sequences, const cuda::DeviceCall& call);
   BatchJitter jitter_of(const RouterOutput& output) const;
   ScopeCounts scope_counts(BalanceScope scope, const RouterOutput& output,
@@ -101,6 +106,7 @@ class DeviceBackend final : public Backend {
   RouterConfig config_;
   ScoreRules rules_;
   cuda::DeviceCalls calls_;
+  int64_t shared_memory_;  // bytes per block
   bool has_hopper_kernels_ = false;
   ops::hopper::TensorMaps tensor_maps_;
 };
@@ -149,7 +155,7 @@ RouterOutput DeviceBackend::route(const RouteArgs& args) {
                  .logits = pointer<float>(output.logits),
                  .counts = counts,
                  .num_counts = output.statistics.device_counts.view.num_elements()},
-                maps(), call.handle());
+                logits_means(), call.handle());
   launch_choose({.logits = pointer<float>(output.logits),
                  .expert_bias = pointer<float>(args.expert_bias),
                  .mask = pointer<bool>(args.mask),
@@ -214,8 +220,7 @@ RouterLosses DeviceBackend::losses(const RouterOutput& output, const LossCounts&
 bool DeviceBackend::takes_parts(const RouterBackwardArgs& args) const {
   const bool is_bf16 = args.x.dtype == DType::kBF16 && args.gate.weight.dtype == DType::kBF16;
   return has_hopper_kernels_ && is_bf16 && config_.jitter == 0.0 && args.output->T > 0 &&
-         rules_.E <= kMostExpertsInParts &&
-         cuda::shared_memory_per_block(calls_.device()) >= hopper::kGradSharedBytes &&
+         rules_.E <= kMostExpertsInParts && shared_memory_ >= hopper::kGradSharedBytes &&
          is_aligned(args.x) && is_aligned(args.gate.weight) &&
          (!args.grad_x.given() || is_aligned(args.grad_x));
 }
@@ -320,9 +325,10 @@ RouterStatistics DeviceBackend::sum(const RouterStatistics& a, const RouterStati
 
 }  // namespace
 
-std::unique_ptr<Backend> make_device_backend(const RouterConfig& config, Device device) {
+std::unique_ptr<Backend> make_device_backend(const RouterConfig& config, Device device,
+                                             std::optional<int64_t> shared_memory) {
   check_device_config(config);
-  return std::make_unique<DeviceBackend>(config, device);
+  return std::make_unique<DeviceBackend>(config, device, shared_memory);
 }
 
 void read_device(const ConstTensorView& tensor, std::span<std::byte> to, Stream stream) {

@@ -89,8 +89,13 @@ struct LogitsArgs {
 /// Loads the kernels onto the current device.
 void load_logits();
 
-/// maps: where sm_90a kernels can run, else null.
-void launch_logits(const LogitsArgs& args, ops::hopper::TensorMaps* maps, cudaStream_t stream);
+/// What kernels may use of the GPU.
+struct LogitsMeans {
+  ops::hopper::TensorMaps* maps = nullptr;  // where sm_90a kernels can run, else null
+  int64_t shared_memory = 0;                // bytes per block
+};
+
+void launch_logits(const LogitsArgs& args, const LogitsMeans& means, cudaStream_t stream);
 
 /// Which experts can be chosen.
 struct ChoiceRules {

@@ -213,30 +213,25 @@ void launch_mma(const LogitsArgs& args, cudaStream_t stream) {
          stream>>>(args);
 }
 
-template <typename Tile>
-bool fits_in_shared_memory() {
-  return cuda::shared_memory_per_block(cuda::current_device()) >= Tile::kSharedBytes;
-}
-
 // Whether a tile leaves hardly any SM without work.
 template <typename Tile>
-bool is_worthwhile(const LogitsArgs& args) {
+bool is_worthwhile(const LogitsArgs& args, int64_t shared_memory) {
   const int64_t num_sms = cuda::num_sms(cuda::current_device());
-  return fits_in_shared_memory<Tile>() && num_tiles<Tile>(args) * 10 >= num_sms * 9;
+  return shared_memory >= Tile::kSharedBytes && num_tiles<Tile>(args) * 10 >= num_sms * 9;
 }
 
 // With the largest tile that keeps the GPU busy and is not mostly empty.
 template <typename Element>
-void launch_mma(const LogitsArgs& args, cudaStream_t stream) {
+void launch_mma(const LogitsArgs& args, int64_t shared_memory, cudaStream_t stream) {
   const auto bits = reinterpret_cast<uintptr_t>(args.x) | reinterpret_cast<uintptr_t>(args.gate) |
                     static_cast<uintptr_t>(args.D * 2);
   if (bits % 16 != 0) {
     launch_mma<Element, SmallTile, false>(args, stream);
-  } else if (args.E > 64 && is_worthwhile<LargeTile>(args)) {
+  } else if (args.E > 64 && is_worthwhile<LargeTile>(args, shared_memory)) {
     launch_mma<Element, LargeTile, true>(args, stream);
-  } else if (args.E > 64 && is_worthwhile<MiddleTile>(args)) {
+  } else if (args.E > 64 && is_worthwhile<MiddleTile>(args, shared_memory)) {
     launch_mma<Element, MiddleTile, true>(args, stream);
-  } else if (args.E > 32 && is_worthwhile<SquareTile>(args)) {
+  } else if (args.E > 32 && is_worthwhile<SquareTile>(args, shared_memory)) {
     launch_mma<Element, SquareTile, true>(args, stream);
   } else {
     launch_mma<Element, SmallTile, true>(args, stream);
@@ -245,7 +240,7 @@ void launch_mma(const LogitsArgs& args, cudaStream_t stream) {
 
 template <typename Element, typename Tile, bool kCopiesVectors>
 void load_mma() {
-  if (!fits_in_shared_memory<Tile>()) return;
+  if (cuda::shared_memory_per_block(cuda::current_device()) < Tile::kSharedBytes) return;
   cuda::load_kernels(mma_logits_kernel<Element, Tile, kCopiesVectors>);
   CROSSDOCK_CUDA(cudaFuncSetAttribute(mma_logits_kernel<Element, Tile, kCopiesVectors>,
                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -269,20 +264,20 @@ void load_logits() {
   load_mma<F16>();
 }
 
-void launch_logits(const LogitsArgs& args, ops::hopper::TensorMaps* maps, cudaStream_t stream) {
+void launch_logits(const LogitsArgs& args, const LogitsMeans& means, cudaStream_t stream) {
   const bool is_16_bit = args.x_dtype == args.gate_dtype && args.x_dtype != DType::kF32;
   const bool on_tensor_cores = is_16_bit && args.jitter.size == 0.0f;
-  if (args.T > 0 && on_tensor_cores && maps != nullptr && hopper::takes(args)) {
-    return hopper::launch_logits(args, *maps, stream);
+  if (args.T > 0 && on_tensor_cores && hopper::takes(args, means)) {
+    return hopper::launch_logits(args, means, stream);
   }
   CROSSDOCK_CUDA(cudaMemsetAsync(
       args.counts, 0, static_cast<size_t>(args.num_counts) * sizeof(*args.counts), stream));
   if (args.T == 0) return;
   if (on_tensor_cores) {
     if (args.x_dtype == DType::kBF16) {
-      launch_mma<BF16>(args, stream);
+      launch_mma<BF16>(args, means.shared_memory, stream);
     } else {
-      launch_mma<F16>(args, stream);
+      launch_mma<F16>(args, means.shared_memory, stream);
     }
   } else if (args.E > 32) {
     launch_fma<WideFmaTile>(args, stream);

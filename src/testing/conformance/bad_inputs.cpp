@@ -1,8 +1,8 @@
 #include <cstring>
 #include <limits>
 
-#include "crossdock/dispatcher.hpp"
 #include "testing/conformance/checks.hpp"
+#include "testing/conformance/placed_dispatcher.hpp"
 
 namespace crossdock::conformance {
 namespace {
@@ -52,7 +52,7 @@ struct Memory {
   }
 };
 
-Plan make_plan(Dispatcher& dispatcher, const Step& step) {
+Plan make_plan(PlacedDispatcher& dispatcher, const Step& step) {
   std::vector<double> ids(step.expert_ids.begin(), step.expert_ids.end());
   std::vector<double> weights = step.weights;
   ids.resize(static_cast<size_t>(step.ids_shape.num_elements()), 0.0);
@@ -70,7 +70,7 @@ Plan make_plan(Dispatcher& dispatcher, const Step& step) {
 }
 
 // Runs a whole step; the first call that gets a bad input reports the error.
-void run_step(Dispatcher& dispatcher, const Step& step) {
+void run_step(PlacedDispatcher& dispatcher, const Step& step) {
   const Memory tokens;
   const Memory scales;
   const Memory rows;
@@ -102,7 +102,7 @@ Check bad_step(const std::string& name, const std::vector<std::string>& words, c
     const int culprit = group.size() - 1;
     ErrorExpectation expected{ErrorCode::kInvalidArgument, words};
     expected.words.push_back("rank " + std::to_string(culprit));
-    Dispatcher dispatcher(group, config, strategy());
+    PlacedDispatcher dispatcher(group, config, strategy());
     Step step = good_step();
     if (group.rank() == culprit) spoil(step);
     expect_same_error(
@@ -120,7 +120,7 @@ Check bad_config(const std::string& name, const ErrorExpectation& expected,
     const auto run = [&] {
       DispatchConfig config = good_config();
       spoil(config);
-      Dispatcher dispatcher(group, config, strategy());
+      PlacedDispatcher dispatcher(group, config, strategy());
       run_step(dispatcher, good_step());
     };
     expect_same_error(group, strategy, expected, run, findings);
@@ -222,7 +222,7 @@ Findings too_many_bits(Group& group, const StrategyFactory& strategy) {
   const OwnedTensor weights = reference::to_tensor(DType::kF32, shape, map);
   DispatchConfig config = good_config();
   config.max_routes_per_token = 2;
-  Dispatcher dispatcher(group, config, strategy());
+  PlacedDispatcher dispatcher(group, config, strategy());
   const ErrorExpectation expected{
       ErrorCode::kInvalidArgument,
       {"rank " + std::to_string(culprit), "token 1", "3 experts", "max_routes_per_token (2)"}};
@@ -237,7 +237,7 @@ Findings too_many_bits(Group& group, const StrategyFactory& strategy) {
 
 Findings unknown_strategy(Group& group, const StrategyFactory& strategy) {
   Findings findings;
-  Dispatcher dispatcher(group, good_config(), "teleport");
+  PlacedDispatcher dispatcher(group, good_config(), "teleport");
   expect_same_error(
       group, strategy, {ErrorCode::kInvalidArgument, {"teleport", "alltoall"}},
       [&] { run_step(dispatcher, good_step()); }, findings);
@@ -246,7 +246,7 @@ Findings unknown_strategy(Group& group, const StrategyFactory& strategy) {
 
 Findings empty_plan(Group& group, const StrategyFactory& strategy) {
   Findings findings;
-  Dispatcher dispatcher(group, good_config(), strategy());
+  PlacedDispatcher dispatcher(group, good_config(), strategy());
   const Memory x;
   expect_same_error(
       group, strategy, {ErrorCode::kInvalidArgument, {"plan"}},

@@ -4,8 +4,8 @@
 #include <string>
 
 #include "core/check.hpp"
-#include "crossdock/dispatcher.hpp"
 #include "testing/conformance/checks.hpp"
+#include "testing/conformance/placed_dispatcher.hpp"
 #include "testing/conformance/trial.hpp"
 #include "testing/conformance/values.hpp"
 #include "testing/conformance/worlds.hpp"
@@ -19,7 +19,7 @@ class Step {
   Step(const World& world, int rank)
       : world_(world), input_(world.ranks[static_cast<size_t>(rank)]), rank_(rank) {}
 
-  Plan plan(Dispatcher& dispatcher) const {
+  Plan plan(PlacedDispatcher& dispatcher) const {
     const Shape slots{input_.T, world_.config.top_k};
     const std::vector<double> ids(input_.expert_ids.begin(), input_.expert_ids.end());
     const OwnedTensor id_tensor = reference::to_tensor(DType::kI32, slots, ids);
@@ -77,7 +77,7 @@ Findings given_outputs(Group& group, const StrategyFactory& strategy) {
   tokens.back() = 0;
   World world = make_small_world(tokens, 24, 7);
   world.config.alignment = 8;  // pad rows are written too
-  Dispatcher dispatcher(group, world.config, strategy());
+  PlacedDispatcher dispatcher(group, world.config, strategy());
   Step step(world, group.rank());
   const Plan plan = step.plan(dispatcher);
 
@@ -135,7 +135,7 @@ uint64_t hash_of_values(const std::vector<double>& values, uint64_t hash) {
 uint64_t output_hash(Group& group, const StrategyFactory& strategy) {
   const World world = make_shared_world(group.size());
   Findings findings;
-  Dispatcher dispatcher(group, world.config, strategy());
+  PlacedDispatcher dispatcher(group, world.config, strategy());
   Trial trial(dispatcher, world, kSeed, findings);
   trial.combine();
   const Agreement all =

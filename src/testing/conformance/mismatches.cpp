@@ -1,6 +1,6 @@
 #include "core/check.hpp"
-#include "crossdock/dispatcher.hpp"
 #include "testing/conformance/checks.hpp"
+#include "testing/conformance/placed_dispatcher.hpp"
 #include "testing/conformance/trial.hpp"
 #include "testing/conformance/values.hpp"
 #include "testing/conformance/worlds.hpp"
@@ -37,7 +37,7 @@ void expect_same_error(Group& group, const StrategyFactory& strategy,
   }
   const World world =
       make_small_world(std::vector<int64_t>(static_cast<size_t>(group.size()), 3), 4, 1);
-  Dispatcher dispatcher(group, world.config, strategy());
+  PlacedDispatcher dispatcher(group, world.config, strategy());
   Trial trial(dispatcher, world, 1, findings);
   trial.dispatch();
   trial.combine();
@@ -63,7 +63,7 @@ class Step {
     weights_.assign(expert_ids_.size(), 1.0F);
   }
 
-  Plan plan(Dispatcher& dispatcher) const {
+  Plan plan(PlacedDispatcher& dispatcher) const {
     const Shape slots{kTokens, top_k_};
     return dispatcher.plan(Routing{{expert_ids_.data(), slots}, {weights_.data(), slots}});
   }
@@ -100,7 +100,7 @@ Check other_config(const std::string& name, const char* word,
     if (group.size() < 2) return findings;
     DispatchConfig config = config_of(group);
     if (is_culprit(group)) change(config);
-    Dispatcher dispatcher(group, config, strategy());
+    PlacedDispatcher dispatcher(group, config, strategy());
     const Step step(config);
     expect_same_error(
         group, strategy, mismatch(group, word), [&] { step.plan(dispatcher); }, findings);
@@ -109,7 +109,7 @@ Check other_config(const std::string& name, const char* word,
   return {"mismatch/" + name, true, body};
 }
 
-using Call = std::function<void(Dispatcher&, const Plan&, const Step&)>;
+using Call = std::function<void(PlacedDispatcher&, const Plan&, const Step&)>;
 
 // The last rank makes a different call.
 Check other_call(const std::string& name, const char* word, const Call& right, const Call& wrong) {
@@ -117,7 +117,7 @@ Check other_call(const std::string& name, const char* word, const Call& right, c
     Findings findings;
     if (group.size() < 2) return findings;
     const Step step(config_of(group));
-    Dispatcher dispatcher(group, config_of(group), strategy());
+    PlacedDispatcher dispatcher(group, config_of(group), strategy());
     const Plan plan = step.plan(dispatcher);
     const Call& call = is_culprit(group) ? wrong : right;
     expect_same_error(
@@ -127,11 +127,11 @@ Check other_call(const std::string& name, const char* word, const Call& right, c
   return {"mismatch/" + name, true, body};
 }
 
-void dispatch(Dispatcher& dispatcher, const Plan& plan, const Step& step) {
+void dispatch(PlacedDispatcher& dispatcher, const Plan& plan, const Step& step) {
   dispatcher.dispatch(plan, {.x = step.x()});
 }
 
-void combine(Dispatcher& dispatcher, const Plan& plan, const Step& step) {
+void combine(PlacedDispatcher& dispatcher, const Plan& plan, const Step& step) {
   static_cast<void>(dispatcher.combine(plan, step.rows(plan)));
 }
 
@@ -164,23 +164,24 @@ std::vector<Check> other_calls() {
       other_call("combine_for_dispatch", "combine", dispatch, combine),
       other_call("dispatch_for_combine", "dispatch", combine, dispatch),
       other_call("backward_for_forward", "dispatch_backward", combine,
-                 [](Dispatcher& dispatcher, const Plan& plan, const Step& step) {
+                 [](PlacedDispatcher& dispatcher, const Plan& plan, const Step& step) {
                    static_cast<void>(dispatcher.dispatch_backward(plan, step.rows(plan)));
                  }),
       other_call("unweighted_for_weighted", "combine_unweighted", combine,
-                 [](Dispatcher& dispatcher, const Plan& plan, const Step& step) {
+                 [](PlacedDispatcher& dispatcher, const Plan& plan, const Step& step) {
                    static_cast<void>(dispatcher.combine_unweighted(plan, step.rows(plan)));
                  }),
-      other_call(
-          "plan_for_dispatch", "plan", dispatch,
-          [](Dispatcher& dispatcher, const Plan&, const Step& step) { step.plan(dispatcher); }),
+      other_call("plan_for_dispatch", "plan", dispatch,
+                 [](PlacedDispatcher& dispatcher, const Plan&, const Step& step) {
+                   step.plan(dispatcher);
+                 }),
       other_call("dtype", "dtype", dispatch,
-                 [](Dispatcher& dispatcher, const Plan& plan, const Step&) {
+                 [](PlacedDispatcher& dispatcher, const Plan& plan, const Step&) {
                    const Step other(dispatcher.config(), DType::kBF16);
                    dispatcher.dispatch(plan, {.x = other.x()});
                  }),
       other_call("row_weights", "row_weights", dispatch,
-                 [](Dispatcher& dispatcher, const Plan& plan, const Step& step) {
+                 [](PlacedDispatcher& dispatcher, const Plan& plan, const Step& step) {
                    dispatcher.dispatch(plan, {.x = step.x(), .with_row_weights = true});
                  }),
   };
@@ -191,7 +192,7 @@ Findings other_plan(Group& group, const StrategyFactory& strategy) {
   Findings findings;
   if (group.size() < 2) return findings;
   const Step step(config_of(group));
-  Dispatcher dispatcher(group, config_of(group), strategy());
+  PlacedDispatcher dispatcher(group, config_of(group), strategy());
   const Plan first = step.plan(dispatcher);
   const Plan second = step.plan(dispatcher);
   expect_same_error(
@@ -205,7 +206,7 @@ Findings bad_input_at_another_step(Group& group, const StrategyFactory& strategy
   Findings findings;
   if (group.size() < 2) return findings;
   const Step step(config_of(group));
-  Dispatcher dispatcher(group, config_of(group), strategy());
+  PlacedDispatcher dispatcher(group, config_of(group), strategy());
   const Plan plan = step.plan(dispatcher);
   const auto body = [&] {
     if (is_culprit(group)) {

@@ -2,8 +2,8 @@
 #include <numeric>
 
 #include "core/check.hpp"
-#include "crossdock/dispatcher.hpp"
 #include "testing/conformance/checks.hpp"
+#include "testing/conformance/placed_dispatcher.hpp"
 #include "testing/conformance/values.hpp"
 #include "testing/conformance/worlds.hpp"
 
@@ -119,7 +119,7 @@ Findings partial_sums(Group& group, const StrategyFactory& strategy, DType dtype
   const OwnedTensor id_tensor = reference::to_tensor(DType::kI32, slots, ids);
   const DType weight_dtype = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
   const OwnedTensor weights = reference::to_tensor(weight_dtype, slots, input.weights);
-  Dispatcher dispatcher(group, config, strategy());
+  PlacedDispatcher dispatcher(group, config, strategy());
   const Plan plan = dispatcher.plan(Routing{id_tensor.view, weights.view});
   const OwnedTensor y =
       reference::to_tensor(dtype, {plan.num_rows(), config.width}, scene.rows[me]);

@@ -29,7 +29,7 @@ Findings plans_in_flight(Group& group, const StrategyFactory& strategy) {
     tokens[step % tokens.size()] = 0;
     worlds.push_back(make_small_world(tokens, 24, step));
   }
-  Dispatcher dispatcher(group, worlds[0].config, strategy());
+  PlacedDispatcher dispatcher(group, worlds[0].config, strategy());
   Trial first(dispatcher, worlds[0], 1, findings);
   run_forward(first);
   Trial second(dispatcher, worlds[1], 2, findings);
@@ -49,7 +49,7 @@ Findings growth_on_one_rank(Group& group, const StrategyFactory& strategy) {
   std::vector<int64_t> large = small;
   large[large.size() / 2] = 700;
   const DispatchConfig config = make_small_world(small, 40, 0).config;
-  Dispatcher dispatcher(group, config, strategy());
+  PlacedDispatcher dispatcher(group, config, strategy());
   for (const auto& tokens : {small, large, small}) {
     const World world = make_small_world(tokens, 40, 9);
     Trial trial(dispatcher, world, 4, findings);
@@ -60,8 +60,8 @@ Findings growth_on_one_rank(Group& group, const StrategyFactory& strategy) {
 }
 
 // Two dispatchers of different widths take turns step by step.
-void run_in_turn(Dispatcher& a, const World& world_a, Dispatcher& b, const World& world_b,
-                 Findings& findings) {
+void run_in_turn(PlacedDispatcher& a, const World& world_a, PlacedDispatcher& b,
+                 const World& world_b, Findings& findings) {
   Trial trial_a(a, world_a, 5, findings);
   Trial trial_b(b, world_b, 6, findings);
   trial_b.dispatch();
@@ -76,8 +76,8 @@ Findings two_widths(Group& group, const StrategyFactory& strategy) {
   Findings findings;
   const World narrow = make_small_world(equal_counts(group, 5), 3, 1);
   const World wide = make_small_world(equal_counts(group, 6), 200, 2);
-  Dispatcher a(group, narrow.config, strategy());
-  Dispatcher b(group, wide.config, strategy());
+  PlacedDispatcher a(group, narrow.config, strategy());
+  PlacedDispatcher b(group, wide.config, strategy());
   run_in_turn(a, narrow, b, wide, findings);
   return findings;
 }
@@ -89,8 +89,8 @@ Findings two_groups(Group& group, const StrategyFactory& strategy) {
   const std::unique_ptr<Group> other = group.subgroup(members);
   const World world = make_small_world(equal_counts(group, 5), 8, 3);
   const World other_world = make_small_world(equal_counts(group, 7), 16, 4);
-  Dispatcher a(group, world.config, strategy());
-  Dispatcher b(*other, other_world.config, strategy());
+  PlacedDispatcher a(group, world.config, strategy());
+  PlacedDispatcher b(*other, other_world.config, strategy());
   run_in_turn(a, world, b, other_world, findings);
   return findings;
 }

@@ -68,7 +68,7 @@ double dot(const std::vector<double>& a, const std::vector<double>& b) {
 
 }  // namespace
 
-Trial::Trial(Dispatcher& dispatcher, const World& world, uint64_t seed, Findings& findings)
+Trial::Trial(PlacedDispatcher& dispatcher, const World& world, uint64_t seed, Findings& findings)
     : dispatcher_(dispatcher),
       world_(world),
       seed_(seed),
@@ -282,10 +282,11 @@ void Trial::dispatch_in_chunks() {
   DispatchArgs args{.x = {x.data(), world_.dtype, {input_.T, width()}},
                     .num_chunks = world_.num_chunks};
   DispatchResult result;
-  if (world_.awaits_chunks) {
-    Pending<DispatchResult> pending = dispatcher_.begin_dispatch(plan_, args);
-    while (const auto chunk = dispatcher_.next_chunk(pending)) copy_chunk(pending.result(), *chunk);
-    result = dispatcher_.finish(std::move(pending));
+  if (world_.awaits_chunks && !PlacedDispatcher::is_copied(plan_)) {
+    Dispatcher& dispatcher = dispatcher_.on_host();
+    Pending<DispatchResult> pending = dispatcher.begin_dispatch(plan_, args);
+    while (const auto chunk = dispatcher.next_chunk(pending)) copy_chunk(pending.result(), *chunk);
+    result = dispatcher.finish(std::move(pending));
   } else {
     args.on_chunk = copy_chunk;
     result = dispatcher_.dispatch(plan_, args);
@@ -422,7 +423,7 @@ void Trial::transpose() {
 
 Findings judge(Group& group, const StrategyFactory& strategy, const World& world) {
   Findings findings;
-  Dispatcher dispatcher(group, world.config, strategy());
+  PlacedDispatcher dispatcher(group, world.config, strategy());
   Trial trial(dispatcher, world, world.seed, findings);
   trial.dispatch();
   trial.dispatch_in_chunks();

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "crossdock/dispatcher.hpp"
 #include "crossdock/testing/conformance.hpp"
+#include "testing/conformance/placed_dispatcher.hpp"
 
 namespace crossdock::conformance {
 
@@ -18,7 +18,7 @@ class Trial {
   static constexpr uint64_t kCombineSeed = 4;
 
   /// Makes the plan. All arguments must outlive this object. `seed` chooses the values.
-  Trial(Dispatcher& dispatcher, const World& world, uint64_t seed, Findings& findings);
+  Trial(PlacedDispatcher& dispatcher, const World& world, uint64_t seed, Findings& findings);
 
   /// Rows, row weights and, for fp8, scales: arbitrary bits arrive unchanged in their places.
   void dispatch();
@@ -56,7 +56,7 @@ class Trial {
   DType weight_dtype() const;
   int64_t width() const { return world_.config.width; }
 
-  Dispatcher& dispatcher_;
+  PlacedDispatcher& dispatcher_;
   const World& world_;
   uint64_t seed_;
   Findings& findings_;

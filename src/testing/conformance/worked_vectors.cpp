@@ -1,9 +1,9 @@
 #include <algorithm>
 
 #include "core/check.hpp"
-#include "crossdock/dispatcher.hpp"
 #include "crossdock/extend/plan_data.hpp"
 #include "testing/conformance/checks.hpp"
+#include "testing/conformance/placed_dispatcher.hpp"
 
 namespace crossdock::conformance {
 namespace {
@@ -59,7 +59,7 @@ class Worked {
 
  private:
   int rank_;
-  Dispatcher dispatcher_;
+  PlacedDispatcher dispatcher_;
   Tokens tokens_;
   Plan plan_;
 };

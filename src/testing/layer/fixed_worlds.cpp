@@ -194,7 +194,7 @@ LayerWorld make_layer_world(LayerRouting routing, DType dtype, int num_ranks) {
 }
 
 std::vector<Check> list_layer_checks(const std::vector<DType>& dtypes,
-                                     const std::function<LayerPlace(Group&)>& make_place) {
+                                     const MakePlace& make_place) {
   std::vector<Check> checks;
   for (size_t routing = 0; routing < kFixedRoutingNames.size(); ++routing) {
     for (size_t i = 0; i < dtypes.size(); ++i) {
@@ -208,7 +208,7 @@ std::vector<Check> list_layer_checks(const std::vector<DType>& dtypes,
       }
       checks.push_back({name, routing % 3 == i, [=](Group& group, const StrategyFactory& strategy) {
                           return judge(group, strategy, make(group.size()),
-                                       make_place ? make_place(group) : LayerPlace());
+                                       make_place ? make_place(group) : TensorPlace());
                         }});
     }
   }

@@ -93,7 +93,7 @@ uint64_t hash_of(LayerResults results) {
 }
 
 Findings judge(Group& group, const StrategyFactory& strategy, const LayerWorld& world,
-               const LayerPlace& place) {
+               const TensorPlace& place) {
   const LayerResults got = run_layer(group, {.strategy = strategy()}, world, place);
   return compare(world, group.rank(), got,
                  expected_results(world)[static_cast<size_t>(group.rank())]);

@@ -193,11 +193,11 @@ std::string to_json(LayerSpec spec) {
 namespace crossdock::testing {
 namespace {
 
-using conformance::LayerPlace;
 using conformance::LayerResults;
 using conformance::LayerSpec;
 using conformance::LayerWorld;
-using MakePlace = std::function<LayerPlace(Group&)>;
+using conformance::MakePlace;
+using conformance::TensorPlace;
 
 // Values and expected results, computed once for all ranks of a process.
 class SharedWorld {
@@ -230,11 +230,10 @@ class SharedWorld {
 
 CaseOutcome run(SharedWorld& shared, const MakePlace& make_place, Group& group,
                 const RandomSetting& setting) {
-  const LayerPlace place = make_place ? make_place(group) : LayerPlace();
+  const TensorPlace place = make_place ? make_place(group) : TensorPlace();
   LayerWorld world = shared.world();
   world.spec.config.strategy = setting.strategy;
-  // On a GPU the tensors of the layer are there: the strategies need not move them.
-  const StrategyList candidates = setting.on_gpu ? built_in_strategies() : setting.candidates;
+  const StrategyList& candidates = setting.candidates;
   const LayerResults got = run_layer(group, {.candidates = candidates}, world, place);
   CaseOutcome outcome;
   outcome.findings = compare(world, group.rank(), got, shared.expected(group.rank()));

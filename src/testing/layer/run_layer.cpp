@@ -28,7 +28,7 @@ Values transposed(const Values& values, const Shape& shape) {
 /// The tensors of one rank in its place; those that are not given are not set.
 class RankTensors {
  public:
-  RankTensors(const LayerSpec& spec, const LayerPlace& place) : spec_(spec), place_(place) {}
+  RankTensors(const LayerSpec& spec, const TensorPlace& place) : spec_(spec), place_(place) {}
 
   TensorView put(DType dtype, const Shape& shape, const Values& values) {
     OwnedTensor host = reference::to_tensor(dtype, shape, values);
@@ -69,7 +69,7 @@ class RankTensors {
   }
 
   const LayerSpec& spec_;
-  const LayerPlace& place_;
+  const TensorPlace& place_;
   std::vector<OwnedTensor> owned_;
 };
 
@@ -218,7 +218,7 @@ OwnedTensor run_backward(MoeLayer& layer, const LayerSpec& spec, MoeBackwardArgs
 }  // namespace
 
 LayerResults run_layer(Group& group, MoeLayerOptions options, const LayerWorld& world,
-                       const LayerPlace& place) {
+                       const TensorPlace& place) {
   const LayerSpec& spec = world.spec;
   const LayerTokens& own = world.ranks[static_cast<size_t>(group.rank())];
   RankTensors tensors(spec, place);

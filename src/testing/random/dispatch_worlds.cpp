@@ -6,7 +6,6 @@
 #include <string>
 
 #include "core/check.hpp"
-#include "crossdock/dispatcher.hpp"
 #include "crossdock/testing/random_worlds.hpp"
 #include "testing/conformance/trial.hpp"
 #include "testing/conformance/values.hpp"
@@ -243,14 +242,14 @@ CaseOutcome judge_dispatch_world(Group& group, const RandomSetting& setting, con
   constexpr uint64_t kTransposeOneIn = 4;
   CaseOutcome outcome;
   World world = given;
-  if (setting.on_gpu) world.awaits_chunks = false;  // needs tensors on a GPU
   const auto make = [&] {
-    return std::make_unique<Dispatcher>(group, world.config, setting.strategy, setting.candidates);
+    return std::make_unique<conformance::PlacedDispatcher>(group, world.config, setting.strategy,
+                                                           setting.candidates);
   };
   if (setting.on_gpu) {
     world.config.max_rows.reset();  // Trial reads rows past the last segment
   } else if (world.config.max_rows && most_rows(world) > *world.config.max_rows) {
-    const std::unique_ptr<Dispatcher> dispatcher = make();
+    const auto dispatcher = make();
     try {
       conformance::Trial trial(*dispatcher, world, world.seed, outcome.findings);
       outcome.findings.emplace_back("a plan with too few max_rows was accepted");
@@ -260,7 +259,7 @@ CaseOutcome judge_dispatch_world(Group& group, const RandomSetting& setting, con
     }
     world.config.max_rows.reset();  // the group must stay usable
   }
-  const std::unique_ptr<Dispatcher> dispatcher = make();
+  const auto dispatcher = make();
   conformance::Trial trial(*dispatcher, world, world.seed, outcome.findings);
   trial.dispatch();
   trial.dispatch_in_chunks();

@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "comm/cuda/peer_memory.hpp"
 #include "dispatch/cuda/step.hpp"
 #include "plan/cuda/cuda_plan.hpp"
 
@@ -17,6 +16,8 @@ namespace crossdock {
 namespace {
 
 using CudaCopies = CudaTest;
+
+constexpr comm::GpuPretences kApart{.peers_are_elsewhere = true};
 
 DispatchConfig with_copies(DispatchConfig config, Copies copies = Copies::kPerRank) {
   config.copies = copies;
@@ -164,13 +165,14 @@ TEST_F(CudaCopies, PerRankSendOneRowPerTokenAndRank) {
   EXPECT_EQ(written, sent);
 }
 
-bool has_links(const DispatchConfig& config) {
+bool has_links(const DispatchConfig& config, const comm::GpuPretences& pretences = {}) {
   std::atomic<int> linked = 0;
-  run_on_gpu(random_case(config, {20, 30}, 230), {}, [&](GpuRank& rank, const StepBytes& wanted) {
-    const QueuedStep step(rank.dispatcher, rank.tensors);
-    expect_same(step.wait(rank.stream), wanted);
-    linked += cuda::device_plan(step.plan).links() != nullptr ? 1 : 0;
-  });
+  run_on_gpu(random_case(config, {20, 30}, 230), {.pretences = pretences},
+             [&](GpuRank& rank, const StepBytes& wanted) {
+               const QueuedStep step(rank.dispatcher, rank.tensors);
+               expect_same(step.wait(rank.stream), wanted);
+               linked += cuda::device_plan(step.plan).links() != nullptr ? 1 : 0;
+             });
   EXPECT_NE(linked, 1);
   return linked == 2;
 }
@@ -188,18 +190,18 @@ TEST_F(CudaCopies, ArePerRankBetweenGpusUnlessTheConfigurationSaysOtherwise) {
   }
   EXPECT_TRUE(has_links(with_copies(config)));
   EXPECT_TRUE(has_links(with_copies(on_host)));
-  const cuda::PeersOnOtherGpus pretended;
-  EXPECT_TRUE(has_links(config));
-  EXPECT_TRUE(has_links(on_host));
-  EXPECT_FALSE(has_links(with_copies(config, Copies::kPerRoute)));
-  EXPECT_FALSE(has_links(one_expert_each));  // no token has two rows on a rank
+  EXPECT_TRUE(has_links(config, kApart));
+  EXPECT_TRUE(has_links(on_host, kApart));
+  EXPECT_FALSE(has_links(with_copies(config, Copies::kPerRoute), kApart));
+  EXPECT_FALSE(has_links(one_expert_each, kApart));  // no token has two rows on a rank
 }
 
 // Peers reach foreign memory through a copy; the rows are complete before they are copied back.
 TEST_F(CudaCopies, PerRankWorkWithForeignRowsAndWithBegunCalls) {
-  const cuda::PeersOnOtherGpus pretended;
   const DispatchConfig config{.num_experts = 8, .top_k = 4, .width = 32, .max_rows = 300};
-  run_on_gpu(random_case(config, {20, 30}, 240), {}, [&](GpuRank& rank, const StepBytes& wanted) {
+  const GpuSetting setting{.pretences = kApart};
+  const DispatchCase the_case = random_case(config, {20, 30}, 240);
+  run_on_gpu(the_case, setting, [&](GpuRank& rank, const StepBytes& wanted) {
     const Plan plan = rank.plan();
     const OwnedTensor rows =
         device_tensor(DType::kF32, {plan.capacity_rows(), config.width}, rank.stream);

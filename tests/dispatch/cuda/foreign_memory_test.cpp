@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "comm/cuda/gpu_reach.hpp"
-#include "comm/cuda/peer_memory.hpp"
 #include "dispatch/cuda/step.hpp"
 
 namespace crossdock {
@@ -17,6 +16,8 @@ namespace {
 
 using cuda::MemoryKind;
 using CudaForeignMemory = CudaTest;
+
+constexpr comm::GpuPretences kApart{.peers_are_elsewhere = true};
 
 template <typename Function>
 Function driver_function(const char* name, unsigned version) {
@@ -132,10 +133,9 @@ void expect_copies(Allocator allocator, const GpuSetting& setting, int copies) {
 }
 
 TEST_F(CudaForeignMemory, IsCopiedForRanksOnOtherGpusIfTheyCannotReachIt) {
-  const cuda::PeersOnOtherGpus pretended;
   for (const auto& [allocator, name] : kAllocators) {
     SCOPED_TRACE(name);
-    expect_copies(allocator, {}, allocator == Allocator::kMalloc ? 0 : 2);
+    expect_copies(allocator, {.pretences = kApart}, allocator == Allocator::kMalloc ? 0 : 2);
   }
 }
 
@@ -148,15 +148,13 @@ TEST_F(CudaForeignMemory, IsUsedAsItIsByRanksOnTheSameGpu) {
 
 // Only memory that peers use is copied; for an exchange, rows are packed instead.
 TEST_F(CudaForeignMemory, IsNotCopiedForAnExchangeOfPackedRows) {
-  const cuda::PeersOnOtherGpus pretended;
-  expect_copies(Allocator::kMallocAsync, {.strategy = "alltoall"}, 0);
+  expect_copies(Allocator::kMallocAsync, {.strategy = "alltoall", .pretences = kApart}, 0);
 }
 
 TEST_F(CudaForeignMemory, OfTheLibraryNeedsNoCopy) {
-  const cuda::PeersOnOtherGpus pretended;
   const DispatchCase the_case =
       random_case({.num_experts = 11, .top_k = 3, .width = 40}, {20, 30}, 81);
-  run_on_gpu(the_case, {}, [&](GpuRank& rank, const StepBytes& wanted) {
+  run_on_gpu(the_case, {.pretences = kApart}, [&](GpuRank& rank, const StepBytes& wanted) {
     const int64_t before = copied_bytes(rank.group);
     const QueuedStep step(rank.dispatcher, rank.tensors);
     expect_same(step.wait(rank.stream), wanted);

@@ -4,8 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <set>
+#include <thread>
 
 #include "dispatch/cuda/packed_step.hpp"
 #include "dispatch/lone_communicator.hpp"
@@ -74,21 +76,51 @@ PackedSetting own_communicator(const cuda::NcclLibrary& library, const DispatchC
   return setting;
 }
 
+std::atomic<int> num_communicators = 0;  // made with counting_nccl and not ended
+
+// The machine's NCCL.
+const cuda::NcclLibrary& counting_nccl() {
+  static const cuda::NcclLibrary kLibrary = [] {
+    cuda::NcclLibrary library = cuda::nccl_library();
+    library.comm_init_rank_config = [](ncclComm_t* comm, int size, ncclUniqueId id, int rank,
+                                       ncclConfig_t* config) {
+      ++num_communicators;
+      return cuda::nccl_library().comm_init_rank_config(comm, size, id, rank, config);
+    };
+    library.comm_destroy = [](ncclComm_t comm) {
+      const ncclResult_t status = cuda::nccl_library().comm_destroy(comm);
+      --num_communicators;
+      return status;
+    };
+    library.comm_abort = [](ncclComm_t comm) {
+      const ncclResult_t status = cuda::nccl_library().comm_abort(comm);
+      --num_communicators;
+      return status;
+    };
+    return library;
+  }();
+  return kLibrary;
+}
+
 // NCCL waits for the GPU to free memory; this must not happen while the next test runs there.
 void expect_end_of_communicators() {
-  EXPECT_TRUE(cuda::await_endings(std::chrono::seconds(60)));
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (num_communicators > 0 && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_EQ(num_communicators, 0);
 }
 
 TEST_F(CudaNccl, OneRankMakesACommunicatorOfItsOwn) {
   for (const char* strategy : kStrategies) {
-    expect_bits_of_the_cpu(own_communicator(cuda::nccl_library(), case_of({33}), strategy));
+    expect_bits_of_the_cpu(own_communicator(counting_nccl(), case_of({33}), strategy));
   }
   expect_end_of_communicators();
 }
 
 TEST_F(CudaNccl, DispatchersOfOneRankShareTheCommunicator) {
   const DispatchCase the_case = case_of({33});
-  const PackedSetting setting = own_communicator(cuda::nccl_library(), the_case, "alltoall");
+  const PackedSetting setting = own_communicator(counting_nccl(), the_case, "alltoall");
   run_ranks(
       1,
       [&](Group& group) {

@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "comm/cuda/gpu_reach.hpp"
 #include "comm/cuda/peer_memory.hpp"
 #include "crossdock/cuda.hpp"
 #include "dispatch/cuda/captured_graph.hpp"
@@ -225,11 +224,9 @@ TEST_F(CudaSharing, IsByDescriptorsUnlessARankCannot) {
   Group group(testing::make_process_communicator(), deadlines());
   expect_a_correct_step(group, 90);
   EXPECT_EQ(sharing_of(group), std::vector<std::string>{"descriptor"});
-  {
-    std::optional<cuda::NoSharedArenas> on_one_rank;
-    if (group.rank() == 1) on_one_rank.emplace();
-    expect_a_correct_step(group, 91);
-  }
+  comm::gpu_pretences_of(group).shares_no_arenas = group.rank() == 1;
+  expect_a_correct_step(group, 91);
+  comm::gpu_pretences_of(group) = {};
   EXPECT_EQ(sharing_of(group),
             (std::vector<std::string>{"descriptor", "descriptor", "fabric", "ipc"}));
   expect_a_correct_step(group, 92);
@@ -238,14 +235,12 @@ TEST_F(CudaSharing, IsByDescriptorsUnlessARankCannot) {
 TEST_F(CudaSharing, IsAnErrorOnAllRanksIfOneCannotShareAsTheSettingDemands) {
   Group group(testing::make_process_communicator(), deadlines());
   share_by("fd");
-  {
-    std::optional<cuda::NoSharedArenas> on_one_rank;
-    if (group.rank() == 1) on_one_rank.emplace();
-    const std::string message =
-        message_of([&] { expect_a_correct_step(group, 93); }, ErrorCode::kUnsupported);
-    EXPECT_NE(message.find("CROSSDOCK_PEER_MEMORY=fd"), std::string::npos) << message;
-    EXPECT_NE(message.find("rank 1: "), std::string::npos) << message;
-  }
+  comm::gpu_pretences_of(group).shares_no_arenas = group.rank() == 1;
+  const std::string message =
+      message_of([&] { expect_a_correct_step(group, 93); }, ErrorCode::kUnsupported);
+  EXPECT_NE(message.find("CROSSDOCK_PEER_MEMORY=fd"), std::string::npos) << message;
+  EXPECT_NE(message.find("rank 1: "), std::string::npos) << message;
+  comm::gpu_pretences_of(group) = {};
   expect_a_correct_step(group, 94);  // the group stays usable
 }
 
@@ -264,10 +259,9 @@ TEST_F(CudaSharing, SettingsMustBeIdenticalAndValid) {
 }
 
 TEST_F(CudaSharing, IsNotTriedWhereGpusDoNotReachEachOther) {
-  const cuda::UnreachableGpus pretended;
-  const cuda::NoSharedArenas forbidden;
   share_by("fd");
   Group group(testing::make_process_communicator(), deadlines());
+  comm::gpu_pretences_of(group) = {.reaches_nobody = true, .shares_no_arenas = true};
   expect_a_correct_step(group, 98);
   EXPECT_TRUE(sharing_of(group).empty());
 }

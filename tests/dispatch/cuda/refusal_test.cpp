@@ -264,25 +264,24 @@ TEST_F(CudaRefusals, ThePlanOfAnotherDispatcher) {
   const DispatchCase the_case = small_case();
   const char* const text = "the plan was made by another dispatcher";
   run_on_gpu(the_case, {}, [&](GpuRank& rank, const StepBytes& wanted) {
-    const auto r = static_cast<size_t>(rank.group.rank());
-    const RankTensors host = tensors_of(the_case.config, the_case.ranks[r], DType::kF32);
-    Dispatcher on_gpu(rank.group, the_case.config, on_cuda(make_strategy("direct")));
+    const TensorView x = rank.tensors.x.view;
+    GpuRank same(rank.group, the_case, {});
     GpuRank other(rank.group, the_case, {.strategy = "alltoall"});
     const Plan plan = rank.plan();
-    const Plan plan_of_copies = on_gpu.plan(host.routing());
+    const Plan same_plan = same.plan();
     const Plan other_plan = other.plan();
-    for (const Plan& foreign : {plan_of_copies, other_plan}) {
-      const auto dispatch = [&] { rank.dispatcher.dispatch(foreign, {.x = rank.tensors.x.view}); };
-      EXPECT_THAT(message_of(dispatch), HasSubstr(text));
+    for (const Plan& foreign : {same_plan, other_plan}) {
+      EXPECT_THAT(message_of([&] { rank.dispatcher.dispatch(foreign, {.x = x}); }),
+                  HasSubstr(text));
     }
     for (const Plan& foreign : {plan, other_plan}) {
-      EXPECT_THAT(message_of([&] { on_gpu.dispatch(foreign, {.x = host.x.view}); }),
+      EXPECT_THAT(message_of([&] { same.dispatcher.dispatch(foreign, {.x = x}); }),
                   HasSubstr(text));
-      EXPECT_THAT(message_of([&] { static_cast<void>(on_gpu.combine(foreign, host.x.view)); }),
+      EXPECT_THAT(message_of([&] { static_cast<void>(same.dispatcher.combine(foreign, x)); }),
                   HasSubstr(text));
     }
-    const DispatchResult moved = on_gpu.dispatch(plan_of_copies, {.x = host.x.view});
-    EXPECT_EQ(bytes_of(moved.rows.view), wanted.rows);
+    const DispatchResult moved = same.dispatcher.dispatch(same_plan, {.x = x});
+    EXPECT_EQ(to_host(moved.rows.view, same_plan.num_rows(), same.stream), wanted.rows);
     expect_next_step_works(rank, wanted);
   });
 }

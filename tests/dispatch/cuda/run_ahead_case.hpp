@@ -7,15 +7,20 @@
 #include <string>
 #include <vector>
 
-#include "dispatch/cuda/rank_agreement.hpp"
 #include "dispatch/cuda/step.hpp"
 
 namespace crossdock {
 
-class CudaRunAhead : public CudaTest {
- private:
-  cuda::ThreadsRunAhead threads_;
-};
+using CudaRunAhead = CudaTest;
+
+inline constexpr comm::GpuPretences kThreadsRunAhead{.threads_run_ahead = true};
+
+/// As run_on_gpu, with ranks that run ahead although they are threads.
+inline void run_ahead_on_gpu(const DispatchCase& the_case, GpuSetting setting,
+                             const std::function<void(GpuRank&, const StepBytes& wanted)>& body) {
+  setting.pretences = kThreadsRunAhead;
+  run_on_gpu(the_case, setting, body);
+}
 
 inline constexpr int64_t kWidth = 24;
 

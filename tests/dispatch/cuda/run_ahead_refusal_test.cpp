@@ -17,7 +17,7 @@ using AnyCall = std::function<void(GpuRank& rank, const Plan& plan, bool is_wron
 
 void expect_late_error(const char* text, const AnyCall& call) {
   SCOPED_TRACE(text);
-  run_on_gpu(case_of({40, 25, 9}, 9), {}, [&](GpuRank& rank, const StepBytes& wanted) {
+  run_ahead_on_gpu(case_of({40, 25, 9}, 9), {}, [&](GpuRank& rank, const StepBytes& wanted) {
     expect_steps_work(rank, wanted);  // connects
     const Plan plan = rank.plan();
     const bool is_wrong = rank.group.rank() == 1;
@@ -95,7 +95,7 @@ TEST_F(CudaRunAhead, ARankAtAnotherCallIsNamed) {
 
 // The ranks that made the call correctly queue more calls before they learn of the error.
 TEST_F(CudaRunAhead, CallsQueuedBehindARefusedOneDoNothing) {
-  run_on_gpu(case_of({40, 25, 9}, 10), {}, [&](GpuRank& rank, const StepBytes& wanted) {
+  run_ahead_on_gpu(case_of({40, 25, 9}, 10), {}, [&](GpuRank& rank, const StepBytes& wanted) {
     expect_steps_work(rank, wanted);
     std::vector<std::unique_ptr<QueuedStep>> steps;
     const std::string message = late_message(rank, [&] {
@@ -117,7 +117,7 @@ TEST_F(CudaRunAhead, CallsQueuedBehindARefusedOneDoNothing) {
 }
 
 void expect_bad_routing(const std::string& text, int64_t expert_id) {
-  run_on_gpu(case_of({40, 25, 9}, 11), {}, [&](GpuRank& rank, const StepBytes& wanted) {
+  run_ahead_on_gpu(case_of({40, 25, 9}, 11), {}, [&](GpuRank& rank, const StepBytes& wanted) {
     expect_steps_work(rank, wanted);
     const OwnedTensor ids = to_device(rank.tensors.expert_ids.view, rank.stream);
     const auto bad = static_cast<int32_t>(expert_id);
@@ -144,7 +144,7 @@ TEST_F(CudaRunAhead, ABadRoutingIsNamedOnAllRanks) {
 TEST_F(CudaRunAhead, TooManyRowsAreNamedOnAllRanks) {
   DispatchCase the_case = case_of({40, 25, 9}, 12);
   the_case.config.max_rows = 150;
-  run_on_gpu(the_case, {}, [&](GpuRank& rank, const StepBytes& wanted) {
+  run_ahead_on_gpu(the_case, {}, [&](GpuRank& rank, const StepBytes& wanted) {
     expect_steps_work(rank, wanted);
     const Shape shape{60, 3};
     OwnedTensor ids = device_tensor(DType::kI32, shape, rank.stream);
@@ -165,7 +165,7 @@ TEST_F(CudaRunAhead, TooManyRowsAreNamedOnAllRanks) {
 
 // The hosts meet to connect the lane of begun calls, and find the fault.
 TEST_F(CudaRunAhead, AFaultIsFoundByTheFirstBegunCall) {
-  run_on_gpu(case_of({40, 25, 9}, 13), {}, [&](GpuRank& rank, const StepBytes& wanted) {
+  run_ahead_on_gpu(case_of({40, 25, 9}, 13), {}, [&](GpuRank& rank, const StepBytes& wanted) {
     expect_steps_work(rank, wanted);
     const Plan plan = rank.plan();
     TensorView x = rank.tensors.x.view;
@@ -185,7 +185,7 @@ TEST_F(CudaRunAhead, AFaultIsFoundByTheFirstBegunCall) {
 
 // A begun call is pending on some ranks when another lane is halted.
 TEST_F(CudaRunAhead, APendingBegunCallDoesNotKeepTheRanksFromMeeting) {
-  run_on_gpu(case_of({40, 25, 9}, 14), {}, [&](GpuRank& rank, const StepBytes& wanted) {
+  run_ahead_on_gpu(case_of({40, 25, 9}, 14), {}, [&](GpuRank& rank, const StepBytes& wanted) {
     const DispatchArgs args{.x = rank.tensors.x.view};
     rank.dispatcher.finish(rank.dispatcher.begin_dispatch(rank.plan(), args));
     rank.stream.synchronize();
@@ -215,7 +215,7 @@ TEST_F(CudaRunAhead, TheFirstBegunCallMayBeRefused) {
 
 // Rank 1 stops at a call while the others are already meeting in a call of another kind.
 TEST_F(CudaRunAhead, ARefusalEndsAMeetingOfTheOthers) {
-  run_on_gpu(case_of({40, 25, 9}, 18), {}, [&](GpuRank& rank, const StepBytes& wanted) {
+  run_ahead_on_gpu(case_of({40, 25, 9}, 18), {}, [&](GpuRank& rank, const StepBytes& wanted) {
     Dispatcher second(rank.group, rank.dispatcher.config(), "direct");
     second.set_device_options({.stream = rank.stream.view()});
     const auto expect_both_work = [&] {
@@ -271,7 +271,7 @@ TEST_F(CudaRunAhead, ARefusalIsTheSameErrorFromADispatcherThatDoesNotRunAhead) {
 
 // The others replay a graph of another dispatcher, which would wait for rank 1.
 TEST_F(CudaRunAhead, ARefusalEndsTheReplayOfAnotherDispatchersGraph) {
-  run_on_gpu(case_of({40, 25, 9}, 19), {}, [&](GpuRank& rank, const StepBytes& wanted) {
+  run_ahead_on_gpu(case_of({40, 25, 9}, 19), {}, [&](GpuRank& rank, const StepBytes& wanted) {
     Dispatcher second(rank.group, rank.dispatcher.config(), "direct");
     second.set_device_options({.stream = rank.stream.view()});
     expect_steps_work(rank, wanted);

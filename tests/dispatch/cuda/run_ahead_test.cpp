@@ -21,7 +21,7 @@ TEST_F(CudaRunAhead, HasTheBitsOfTheCpu) {
                                              {12, 0, 12, 40, 12, 1, 12, 12}}) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       SCOPED_TRACE(std::to_string(tokens.size()) + " ranks");
-      run_on_gpu(case_of(tokens, 3), {.dtype = dtype}, expect_steps_work);
+      run_ahead_on_gpu(case_of(tokens, 3), {.dtype = dtype}, expect_steps_work);
     }
   }
 }
@@ -29,7 +29,7 @@ TEST_F(CudaRunAhead, HasTheBitsOfTheCpu) {
 TEST_F(CudaRunAhead, HasThemWithManyTokens) {
   const DispatchConfig config{.num_experts = 16, .top_k = 4, .width = 72, .max_rows = 20000};
   const DispatchCase the_case = random_case(config, {3000, 1, 1777}, 4);
-  run_on_gpu(the_case, {.dtype = DType::kBF16}, expect_steps_work);
+  run_ahead_on_gpu(the_case, {.dtype = DType::kBF16}, expect_steps_work);
 }
 
 TEST_F(CudaRunAhead, HasThemWithOneCopyPerRankAndPartialSums) {
@@ -37,12 +37,12 @@ TEST_F(CudaRunAhead, HasThemWithOneCopyPerRankAndPartialSums) {
     DispatchCase the_case = case_of({30, 0, 26, 11}, 5);
     the_case.config.copies = Copies::kPerRank;
     the_case.config.partial_sums = sums;
-    run_on_gpu(the_case, {.dtype = DType::kBF16}, expect_steps_work);
+    run_ahead_on_gpu(the_case, {.dtype = DType::kBF16}, expect_steps_work);
   }
 }
 
 TEST_F(CudaRunAhead, HasThemInBegunCallsAndTheirChunks) {
-  run_on_gpu(case_of({40, 25, 0}, 6), {}, [](GpuRank& rank, const StepBytes& wanted) {
+  run_ahead_on_gpu(case_of({40, 25, 0}, 6), {}, [](GpuRank& rank, const StepBytes& wanted) {
     for (const int64_t num_chunks : {1, 3}) {
       const Plan plan = rank.plan();
       DispatchResult moved = rank.dispatcher.finish(rank.dispatcher.begin_dispatch(
@@ -58,7 +58,7 @@ TEST_F(CudaRunAhead, HasThemInBegunCallsAndTheirChunks) {
 
 // Rows of the caller at an odd address are copied.
 TEST_F(CudaRunAhead, TakesRowsOfTheCaller) {
-  run_on_gpu(case_of({40, 25, 0}, 7), {}, [](GpuRank& rank, const StepBytes& wanted) {
+  run_ahead_on_gpu(case_of({40, 25, 0}, 7), {}, [](GpuRank& rank, const StepBytes& wanted) {
     for (const int64_t offset : {0, 1}) {
       const Plan plan = rank.plan();
       const Shape shape{plan.capacity_rows(), kWidth};
@@ -79,7 +79,7 @@ TEST_F(CudaRunAhead, TakesRowsOfTheCaller) {
 // Rank 0 has queued all its steps before rank 1 makes its next call.
 TEST_F(CudaRunAhead, QueuesTenStepsWhileAPeersHostDoesSomethingElse) {
   Gate queued;
-  run_on_gpu(case_of({40, 25}, 8), {}, [&](GpuRank& rank, const StepBytes& wanted) {
+  run_ahead_on_gpu(case_of({40, 25}, 8), {}, [&](GpuRank& rank, const StepBytes& wanted) {
     { const QueuedStep connects(rank.dispatcher, rank.tensors); }
     if (rank.group.rank() == 1) {
       EXPECT_TRUE(queued.wait());
@@ -97,7 +97,7 @@ TEST_F(CudaRunAhead, QueuesTenStepsWhileAPeersHostDoesSomethingElse) {
 // A part of memory that the library allocated, at an odd address.
 TEST_F(CudaRunAhead, TakesAnyPartOfItsOwnMemory) {
   DispatchCase the_case = case_of({40, 25, 9}, 20);
-  run_on_gpu(the_case, {}, [&](GpuRank& rank, const StepBytes& wanted) {
+  run_ahead_on_gpu(the_case, {}, [&](GpuRank& rank, const StepBytes& wanted) {
     expect_steps_work(rank, wanted);
     const Plan plan = rank.plan();
     const DispatchResult moved = rank.dispatcher.dispatch(plan, {.x = rank.tensors.x.view});
@@ -115,7 +115,7 @@ TEST_F(CudaRunAhead, TakesAnyPartOfItsOwnMemory) {
 }
 
 TEST_F(CudaRunAhead, AlternatesWithGraphs) {
-  run_on_gpu(case_of({40, 25, 9}, 15), {}, [&](GpuRank& rank, const StepBytes& wanted) {
+  run_ahead_on_gpu(case_of({40, 25, 9}, 15), {}, [&](GpuRank& rank, const StepBytes& wanted) {
     expect_steps_work(rank, wanted);
     std::optional<QueuedStep> captured;
     const CapturedGraph graph(rank, [&] { captured.emplace(rank.dispatcher, rank.tensors); });
@@ -136,6 +136,7 @@ TEST_F(CudaRunAhead, ARankThatMakesNoCallIsNamedAfterTheDeadline) {
   run_ranks(
       2,
       [&](Group& group) {
+        comm::gpu_pretences_of(group) = kThreadsRunAhead;
         GpuRank rank(group, the_case, {});
         { const QueuedStep connects(rank.dispatcher, rank.tensors); }
         rank.stream.synchronize();
@@ -161,6 +162,7 @@ TEST_F(CudaRunAhead, ARankThatHasLeftIsNoticedAtOnce) {
   run_ranks(
       2,
       [&](Group& group) {
+        comm::gpu_pretences_of(group) = kThreadsRunAhead;
         GpuRank rank(group, the_case, {});
         { const QueuedStep connects(rank.dispatcher, rank.tensors); }
         rank.stream.synchronize();

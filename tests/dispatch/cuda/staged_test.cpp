@@ -6,7 +6,6 @@
 #include <optional>
 #include <utility>
 
-#include "comm/cuda/gpu_reach.hpp"
 #include "dispatch/cuda/captured_graph.hpp"
 #include "dispatch/cuda/gate.hpp"
 #include "dispatch/cuda/step.hpp"
@@ -16,6 +15,8 @@ namespace {
 
 using ::testing::HasSubstr;
 using CudaStaged = CudaTest;
+
+constexpr comm::GpuPretences kOutOfReach{.reaches_nobody = true};
 
 const char* const kAllStrategies[] = {"direct", "hierarchical", "alltoall", "allgather"};
 
@@ -43,10 +44,10 @@ void expect_bits(GpuRank& rank, const StepBytes& wanted) {
 }
 
 TEST_F(CudaStaged, GivesTheBitsOfTheCpu) {
-  const cuda::UnreachableGpus pretended;
   for (const char* strategy : kAllStrategies) {
     SCOPED_TRACE(strategy);
-    run_on_gpu(staged_case({50, 0, 30, 77}), {.dtype = DType::kBF16, .strategy = strategy},
+    run_on_gpu(staged_case({50, 0, 30, 77}),
+               {.dtype = DType::kBF16, .strategy = strategy, .pretences = kOutOfReach},
                [](GpuRank& rank, const StepBytes& wanted) {
                  const int64_t before = num_exchanges(rank.group);  // of the CPU's step
                  expect_bits(rank, wanted);
@@ -65,7 +66,6 @@ TEST_F(CudaStaged, IsNotUsedByGpusThatReachEachOther) {
 
 // Staging memory for one row of each pair of ranks, or for a few.
 TEST_F(CudaStaged, GivesTheBitsOfTheCpuInRounds) {
-  const cuda::UnreachableGpus pretended;
   const DispatchCase the_case = staged_case({50, 0, 30});
   for (const int64_t staging_bytes : {int64_t{1}, int64_t{7 * 3 * 40 * 4}}) {
     ThreadOptions options = short_deadlines();
@@ -73,6 +73,7 @@ TEST_F(CudaStaged, GivesTheBitsOfTheCpuInRounds) {
     run_ranks(
         3,
         [&](Group& group) {
+          comm::gpu_pretences_of(group) = kOutOfReach;
           const StepBytes wanted = cpu_step(group, the_case, DType::kF32);
           GpuRank rank(group, the_case, {});
           expect_bits(rank, wanted);
@@ -82,43 +83,43 @@ TEST_F(CudaStaged, GivesTheBitsOfTheCpuInRounds) {
 }
 
 TEST_F(CudaStaged, CallsMayBeginBesideTheStream) {
-  const cuda::UnreachableGpus pretended;
-  run_on_gpu(staged_case({50, 30}), {}, [](GpuRank& rank, const StepBytes& wanted) {
-    const Plan plan = rank.plan();
-    Pending<DispatchResult> pending =
-        rank.dispatcher.begin_dispatch(plan, {.x = rank.tensors.x.view});
-    const DispatchResult moved = rank.dispatcher.finish(std::move(pending));
-    Pending<OwnedTensor> summed = rank.dispatcher.begin_combine(plan, moved.rows.view);
-    const OwnedTensor out = rank.dispatcher.finish(std::move(summed));
-    EXPECT_EQ(to_host(moved.rows.view, rank.stream), wanted.rows);
-    EXPECT_EQ(to_host(out.view, rank.stream), wanted.out);
-  });
+  run_on_gpu(staged_case({50, 30}), {.pretences = kOutOfReach},
+             [](GpuRank& rank, const StepBytes& wanted) {
+               const Plan plan = rank.plan();
+               Pending<DispatchResult> pending =
+                   rank.dispatcher.begin_dispatch(plan, {.x = rank.tensors.x.view});
+               const DispatchResult moved = rank.dispatcher.finish(std::move(pending));
+               Pending<OwnedTensor> summed = rank.dispatcher.begin_combine(plan, moved.rows.view);
+               const OwnedTensor out = rank.dispatcher.finish(std::move(summed));
+               EXPECT_EQ(to_host(moved.rows.view, rank.stream), wanted.rows);
+               EXPECT_EQ(to_host(out.view, rank.stream), wanted.out);
+             });
 }
 
 // Rank 1 captures; both ranks get its error and continue.
 TEST_F(CudaStaged, ACapturedCallIsRefusedOnAllRanks) {
-  const cuda::UnreachableGpus pretended;
-  run_on_gpu(staged_case({50, 30}), {}, [](GpuRank& rank, const StepBytes& wanted) {
-    const Plan plan = rank.plan();
-    rank.stream.synchronize();
-    const bool captures = rank.group.rank() == 1;
-    if (captures) {
-      cuda_ok(cudaStreamBeginCapture(rank.stream.get(), cudaStreamCaptureModeThreadLocal));
-    }
-    EXPECT_THAT(message_of([&] { rank.dispatcher.dispatch(plan, {.x = rank.tensors.x.view}); }),
-                HasSubstr("rank 1: GPUs that cannot reach each other's memory"));
-    if (captures) {
-      cudaGraph_t graph = nullptr;
-      cuda_ok(cudaStreamEndCapture(rank.stream.get(), &graph));
-      cuda_ok(cudaGraphDestroy(graph));
-    }
-    expect_bits(rank, wanted);
-  });
+  run_on_gpu(
+      staged_case({50, 30}), {.pretences = kOutOfReach},
+      [](GpuRank& rank, const StepBytes& wanted) {
+        const Plan plan = rank.plan();
+        rank.stream.synchronize();
+        const bool captures = rank.group.rank() == 1;
+        if (captures) {
+          cuda_ok(cudaStreamBeginCapture(rank.stream.get(), cudaStreamCaptureModeThreadLocal));
+        }
+        EXPECT_THAT(message_of([&] { rank.dispatcher.dispatch(plan, {.x = rank.tensors.x.view}); }),
+                    HasSubstr("rank 1: GPUs that cannot reach each other's memory"));
+        if (captures) {
+          cudaGraph_t graph = nullptr;
+          cuda_ok(cudaStreamEndCapture(rank.stream.get(), &graph));
+          cuda_ok(cudaGraphDestroy(graph));
+        }
+        expect_bits(rank, wanted);
+      });
 }
 
 // Rank 1's stream is blocked, so its host cannot send its rows.
 TEST_F(CudaStaged, ALateRankIsNamed) {
-  const cuda::UnreachableGpus pretended;
   const DispatchCase the_case = staged_case({50, 30});
   ThreadOptions options = short_deadlines();
   options.group.arrival_deadline = options.group.progress_deadline = std::chrono::seconds(2);
@@ -126,6 +127,7 @@ TEST_F(CudaStaged, ALateRankIsNamed) {
   run_ranks(
       2,
       [&](Group& group) {
+        comm::gpu_pretences_of(group) = kOutOfReach;
         GpuRank rank(group, the_case, {});
         { const QueuedStep warm(rank.dispatcher, rank.tensors); }
         const Plan plan = rank.plan();

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/attachment.hpp"
 #include "crossdock/dispatcher.hpp"
 #include "dispatch/cuda/tensors.hpp"
 #include "dispatch/random_case.hpp"
@@ -121,6 +122,7 @@ struct GpuSetting {
   DeviceOptions options{};  // stream: set to each rank's own
   std::string strategy = "direct";
   bool is_on_one_gpu = false;  // all ranks on GPU 0
+  comm::GpuPretences pretences{};
 };
 
 /// One rank on its GPU: its stream, its tensors and a dispatcher that works in the stream.
@@ -152,6 +154,7 @@ inline void run_on_gpu(const DispatchCase& the_case, const GpuSetting& setting,
   run_ranks(
       static_cast<int>(the_case.ranks.size()),
       [&](Group& group) {
+        comm::gpu_pretences_of(group) = setting.pretences;
         const StepBytes wanted = cpu_step(group, the_case, setting.dtype);
         GpuRank rank(group, the_case, setting);
         body(rank, wanted);

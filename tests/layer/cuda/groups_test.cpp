@@ -9,7 +9,7 @@
 #include <optional>
 #include <string>
 
-#include "dispatch/cuda/rank_agreement.hpp"
+#include "comm/attachment.hpp"
 #include "layer/cuda/layer_on_gpu.hpp"
 #include "layer/replicated_case.hpp"
 #include "support/message_of.hpp"
@@ -241,10 +241,9 @@ TEST_F(CudaLayerGroups, TooManyRowsAreTheSameErrorOnAllRanks) {
   LayerCase layer_case = spread(medium_case(DType::kBF16), {20, 20});
   layer_case.config.dispatch.max_rows = 5;
   for (const bool may_run_ahead : {false, true}) {
-    std::optional<cuda::ThreadsRunAhead> ahead;
-    if (may_run_ahead) ahead.emplace();
     run_ranks(2,
               [&](Group& world) {
+                comm::gpu_pretences_of(world).threads_run_ahead = may_run_ahead;
                 LayerOnGpu gpu(world, layer_case, 0.0, {.replicated_over = &world}, 0);
                 std::string message;
                 for (int step = 0; step < 3 && message.empty(); ++step) {
@@ -260,9 +259,10 @@ TEST_F(CudaLayerGroups, TooManyRowsAreTheSameErrorOnAllRanks) {
 
 TEST_F(CudaLayerGroups, BitsDoNotDependOnRunningAhead) {
   const LayerCase layer_case = spread(medium_case(DType::kBF16), {60, 40, 0, 111});
-  const auto run = [&] {
+  const auto run = [&](bool may_run_ahead) {
     std::vector<RankResult> results(kRanks);
     run_ranks(kRanks, [&](Group& world) {
+      comm::gpu_pretences_of(world).threads_run_ahead = may_run_ahead;
       const std::unique_ptr<Group> pair = pair_of(world);
       LayerOnGpu gpu(world, layer_case, 0.0, {.counting_group = pair.get()});
       for (int step = 0; step < 3; ++step) {
@@ -271,9 +271,7 @@ TEST_F(CudaLayerGroups, BitsDoNotDependOnRunningAhead) {
     });
     return shared_bits(results);
   };
-  const std::vector<double> wanted = run();
-  const cuda::ThreadsRunAhead ahead;
-  EXPECT_EQ(run(), wanted);
+  EXPECT_EQ(run(/*may_run_ahead=*/true), run(/*may_run_ahead=*/false));
 }
 
 TEST_F(CudaLayerGroups, RefusesWhatOnlyHostsCanCount) {

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/attachment.hpp"
 #include "dispatch/cuda/tensors.hpp"
 #include "layer/layer_cases.hpp"
 
@@ -95,9 +96,11 @@ struct LayerOnGpu {
 
 /// One forward and one backward on thread ranks, on all available GPUs.
 inline std::vector<RankResult> run_layer_on_gpu(const LayerCase& layer_case,
-                                                const DeviceOptions& device = {}) {
+                                                const DeviceOptions& device = {},
+                                                const comm::GpuPretences& pretences = {}) {
   std::vector<RankResult> results(layer_case.tokens_per_rank.size());
   run_ranks(layer_case.num_ranks(), [&](Group& group) {
+    comm::gpu_pretences_of(group) = pretences;
     MoeLayerOptions options;
     options.device = device;
     results[static_cast<size_t>(group.rank())] =

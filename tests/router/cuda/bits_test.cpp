@@ -4,7 +4,7 @@
 #include <numeric>
 #include <utility>
 
-#include "core/cuda/device.hpp"
+#include "router/backend.hpp"
 #include "router/cuda/both_devices.hpp"
 
 namespace crossdock {
@@ -22,7 +22,33 @@ RouterConfig wide_config(DType dtype) {
           .z_loss_coeff = 0.01};
 }
 
-RouterValues run_on_gpu(const Router& router, const RouteArgs& args, const BackwardCase& backward) {
+/// A router whose kernels use less shared memory than GPU 0 has.
+class SmallRouter {
+ public:
+  SmallRouter(const RouterConfig& config, int64_t shared_memory)
+      : config_(config),
+        backend_(router::make_device_backend(config, {.kind = DeviceKind::kCuda, .index = 0},
+                                             shared_memory)) {}
+
+  const RouterConfig& config() const { return config_; }
+  RouterOutput route(const RouteArgs& args) const {
+    RouterOutput output = backend_->route(args);
+    output.config = config_;
+    return output;
+  }
+  RouterLosses losses(const RouterOutput& output, const LossCounts& counts, Stream stream) const {
+    return backend_->losses(output, counts, stream);
+  }
+  void backward(const RouterBackwardArgs& args) const { backend_->backward(args); }
+
+ private:
+  RouterConfig config_;
+  std::unique_ptr<router::Backend> backend_;
+};
+
+template <typename AnyRouter>
+RouterValues run_on_gpu(const AnyRouter& router, const RouteArgs& args,
+                        const BackwardCase& backward) {
   const RankStream stream;
   return run_router(router, args, backward, OnGpu{stream});
 }
@@ -149,8 +175,7 @@ TEST_F(CudaRouterBits, DoNotDependOnTheAlignmentOfMemory) {
 TEST_F(CudaRouterBits, DoNotDependOnTheTile) {
   const RouterRun run(make_router_input(wide_config(DType::kBF16), 9000));
   const RouterValues wanted = run_on_gpu(run.router(), run.args, {});
-  const cuda::SharedMemoryLimit limit(int64_t{90} << 10);  // the small tiles only
-  const Router small(run.router().config());
+  const SmallRouter small(run.router().config(), int64_t{90} << 10);  // the small tiles only
   EXPECT_EQ(run_on_gpu(small, run.args, {}).logits, wanted.logits);
 }
 
@@ -180,8 +205,7 @@ TEST_F(CudaRouterBits, OfKernelsForOneArchitectureAreThoseOfTheOthers) {
         const BackwardCase backward{.grad_weights = some_grad_weights(1500, 8),
                                     .accumulate = accumulate};
         const RouterValues wanted = run_on_gpu(run.router(), run.args, backward);
-        const cuda::SharedMemoryLimit limit(int64_t{16} << 10);
-        const Router plain(run.router().config());
+        const SmallRouter plain(run.router().config(), int64_t{16} << 10);
         EXPECT_TRUE(run_on_gpu(plain, run.args, backward) == wanted);
       }
     }

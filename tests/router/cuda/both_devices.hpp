@@ -59,9 +59,9 @@ std::vector<T> values_of(const std::vector<std::byte>& bytes) {
 }
 
 /// Runs an input where its tensors are: `Place` copies tensors there and back.
-template <typename Place>
-RouterValues run_router(const Router& router, const RouteArgs& host, const BackwardCase& backward,
-                        const Place& place) {
+template <typename AnyRouter, typename Place>
+RouterValues run_router(const AnyRouter& router, const RouteArgs& host,
+                        const BackwardCase& backward, const Place& place) {
   const RouterConfig& config = router.config();
   const int64_t T = host.x.num_rows();
   const int64_t E = config.num_experts;

@@ -4,10 +4,10 @@
 
 #include <gtest/gtest.h>
 
-#include "comm/cuda/gpu_reach.hpp"
-#include "crossdock/cuda.hpp"
+#include "comm/attachment.hpp"
 #include "support/process_communicator.hpp"
 #include "testing/conformance/expect_conformance.hpp"
+#include "testing/conformance/on_gpu.hpp"
 
 namespace crossdock::conformance {
 namespace {
@@ -23,41 +23,37 @@ std::vector<Check> some_checks() {
   return checks;
 }
 
-class CudaProcesses : public ::testing::TestWithParam<std::string> {
+class CudaProcesses : public CudaTest, public ::testing::WithParamInterface<std::string> {
  protected:
-  void SetUp() override {
-    if (cuda_device_count() == 0) GTEST_SKIP() << cuda_missing_reason();
-  }
-
-  static std::unique_ptr<Strategy> strategy_on_cuda() { return on_cuda(make_strategy(GetParam())); }
+  static std::unique_ptr<Strategy> strategy() { return strategy_on_gpu(GetParam()); }
 };
 
 TEST_P(CudaProcesses, GiveTheReferencesResults) {
   Group group(crossdock::testing::make_process_communicator(), test_deadlines());
   const std::vector<Check> checks = some_checks();
-  const Report report = run_checks(group, strategy_on_cuda, checks);
+  const Report report = run_checks(group, strategy, checks);
   EXPECT_EQ(report.num_checks, std::ssize(checks));
   expect_no_failures(report.failures);
 }
 
 TEST_P(CudaProcesses, GiveTheBitsOfTheCpu) {
   Group group(crossdock::testing::make_process_communicator(), test_deadlines());
-  EXPECT_EQ(output_hash(group, strategy_on_cuda), kKnownOutputHash);
+  EXPECT_EQ(output_hash(group, strategy), kKnownOutputHash);
 }
 
 /// On GPUs that do not reach each other's memory: rows go through host memory.
-class CudaProcessesOutOfReach : public CudaProcesses {
-  const cuda::UnreachableGpus pretended_;
-};
+using CudaProcessesOutOfReach = CudaProcesses;
 
 TEST_P(CudaProcessesOutOfReach, GiveTheReferencesResults) {
   Group group(crossdock::testing::make_process_communicator(), test_deadlines());
-  expect_no_failures(run_checks(group, strategy_on_cuda, some_checks()).failures);
+  comm::gpu_pretences_of(group).reaches_nobody = true;
+  expect_no_failures(run_checks(group, strategy, some_checks()).failures);
 }
 
 TEST_P(CudaProcessesOutOfReach, GiveTheBitsOfTheCpu) {
   Group group(crossdock::testing::make_process_communicator(), test_deadlines());
-  EXPECT_EQ(output_hash(group, strategy_on_cuda), kKnownOutputHash);
+  comm::gpu_pretences_of(group).reaches_nobody = true;
+  EXPECT_EQ(output_hash(group, strategy), kKnownOutputHash);
 }
 
 INSTANTIATE_TEST_SUITE_P(Conformance, CudaProcessesOutOfReach,

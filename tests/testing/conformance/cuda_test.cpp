@@ -1,38 +1,30 @@
 // Strategies on GPUs, with several ranks per GPU if there are more ranks than GPUs: the suite's
-// host tensors are staged through them. Ranks on simulated nodes pack and exchange rows between
+// tensors are copied there and back. Ranks on simulated nodes pack and exchange rows between
 // nodes, and write and read rows in place inside a node.
-
-#include "crossdock/cuda.hpp"
 
 #include <gtest/gtest.h>
 
 #include <string>
 
-#include "comm/cuda/gpu_reach.hpp"
-#include "comm/cuda/peer_memory.hpp"
+#include "comm/attachment.hpp"
 #include "testing/conformance/expect_conformance.hpp"
+#include "testing/conformance/on_gpu.hpp"
 
 namespace crossdock::conformance {
 namespace {
 
-class CudaRanks : public testing::TestWithParam<StrategyAndRanks> {
+class CudaRanks : public CudaTest, public testing::WithParamInterface<StrategyAndRanks> {
  protected:
-  void SetUp() override {
-    if (cuda_device_count() == 0) GTEST_SKIP() << cuda_missing_reason();
-  }
-
   static Ranks ranks() { return std::get<1>(GetParam()); }
-  static std::unique_ptr<Strategy> strategy_on_cuda() {
-    return on_cuda(make_strategy(std::get<0>(GetParam())));
-  }
+  static std::unique_ptr<Strategy> strategy() { return strategy_on_gpu(std::get<0>(GetParam())); }
 };
 
 TEST_P(CudaRanks, GiveTheReferencesResults) {
-  expect_no_failures(failures_on_threads(ranks(), strategy_on_cuda, list_checks()));
+  expect_no_failures(failures_on_threads(ranks(), strategy, list_checks()));
 }
 
 TEST_P(CudaRanks, GiveTheBitsOfTheCpu) {
-  expect_known_bits(ranks(), strategy_on_cuda);
+  expect_known_bits(ranks(), strategy);
 }
 
 INSTANTIATE_TEST_SUITE_P(Conformance, CudaRanks,
@@ -44,15 +36,16 @@ INSTANTIATE_TEST_SUITE_P(Conformance, CudaRanks,
 
 /// GPUs that do not reach each other's memory: rows go through host memory.
 class CudaRanksOutOfReach : public CudaRanks {
-  const cuda::UnreachableGpus pretended_;
+ protected:
+  static void pretend(Group& group) { comm::gpu_pretences_of(group).reaches_nobody = true; }
 };
 
 TEST_P(CudaRanksOutOfReach, GiveTheReferencesResults) {
-  expect_no_failures(failures_on_threads(ranks(), strategy_on_cuda, list_checks()));
+  expect_no_failures(failures_on_threads(ranks(), strategy, list_checks(), pretend));
 }
 
 TEST_P(CudaRanksOutOfReach, GiveTheBitsOfTheCpu) {
-  expect_known_bits(ranks(), strategy_on_cuda);
+  expect_known_bits(ranks(), strategy, pretend);
 }
 
 INSTANTIATE_TEST_SUITE_P(Conformance, CudaRanksOutOfReach,
@@ -63,15 +56,16 @@ INSTANTIATE_TEST_SUITE_P(Conformance, CudaRanksOutOfReach,
 
 // Ranks that appear to be on different GPUs send one copy of a token per rank.
 class CudaRanksApart : public CudaRanks {
-  const cuda::PeersOnOtherGpus pretended_;
+ protected:
+  static void pretend(Group& group) { comm::gpu_pretences_of(group).peers_are_elsewhere = true; }
 };
 
 TEST_P(CudaRanksApart, GiveTheReferencesResults) {
-  expect_no_failures(failures_on_threads(ranks(), strategy_on_cuda, list_checks()));
+  expect_no_failures(failures_on_threads(ranks(), strategy, list_checks(), pretend));
 }
 
 TEST_P(CudaRanksApart, GiveTheBitsOfTheCpu) {
-  expect_known_bits(ranks(), strategy_on_cuda);
+  expect_known_bits(ranks(), strategy, pretend);
 }
 
 INSTANTIATE_TEST_SUITE_P(Conformance, CudaRanksApart,

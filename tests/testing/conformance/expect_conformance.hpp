@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <mutex>
 #include <sstream>
 #include <string>
@@ -56,12 +57,17 @@ inline std::string name_of_case(const ::testing::TestParamInfo<StrategyAndRanks>
   return text.str();
 }
 
+/// Called on each rank before anything else.
+using PrepareGroup = std::function<void(Group&)>;
+
 /// Runs the checks on thread ranks; returns the failures of all ranks.
 inline std::vector<Failure> failures_on_threads(const Ranks& ranks, const StrategyFactory& strategy,
-                                                const std::vector<Check>& checks) {
+                                                const std::vector<Check>& checks,
+                                                const PrepareGroup& prepare = {}) {
   std::mutex mutex;
   std::vector<Failure> failures;
   const auto body = [&](Group& group) {
+    if (prepare) prepare(group);
     const Report report = run_checks(group, strategy, checks);
     const std::lock_guard lock(mutex);
     failures.insert(failures.end(), report.failures.begin(), report.failures.end());
@@ -71,9 +77,11 @@ inline std::vector<Failure> failures_on_threads(const Ranks& ranks, const Strate
 }
 
 /// Expects the known output on all thread ranks.
-inline void expect_known_bits(const Ranks& ranks, const StrategyFactory& strategy) {
+inline void expect_known_bits(const Ranks& ranks, const StrategyFactory& strategy,
+                              const PrepareGroup& prepare = {}) {
   std::vector<uint64_t> hashes(static_cast<size_t>(ranks.size));
   const auto body = [&](Group& group) {
+    if (prepare) prepare(group);
     hashes[static_cast<size_t>(group.rank())] = output_hash(group, strategy);
   };
   run_ranks(ranks.size, body, {.ranks_per_node = ranks.per_node, .group = test_deadlines()});

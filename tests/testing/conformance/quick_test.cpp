@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <cstring>
 #include <string>
 
+#include "crossdock/testing/tensor_place.hpp"
 #include "testing/conformance/expect_conformance.hpp"
 
 namespace crossdock::conformance {
@@ -21,6 +24,26 @@ TEST_P(QuickRun, GivesTheReferencesResults) {
 
 INSTANTIATE_TEST_SUITE_P(Conformance, QuickRun, testing::ValuesIn(strategy_names()),
                          [](const auto& info) { return info.param; });
+
+// Copies as for a GPU, but in host memory.
+TEST(OnDevice, TensorsAreCopiedForEveryCall) {
+  std::atomic<int> num_copies = 0;
+  const auto copy = [&](const ConstTensorView& tensor) {
+    ++num_copies;
+    const Buffer buffer(tensor.num_bytes());
+    if (tensor.num_bytes() > 0) {
+      std::memcpy(buffer.data(), tensor.data, static_cast<size_t>(tensor.num_bytes()));
+    }
+    return OwnedTensor{.view = buffer.view(tensor.dtype, tensor.shape), .owner = buffer.owner()};
+  };
+  const auto strategy = [&] {
+    return on_device(make_strategy("direct"), [&](Group& /*group*/) {
+      return TensorPlace{.to_device = copy, .to_host = copy};
+    });
+  };
+  expect_no_failures(failures_on_threads({3}, strategy, quick_checks()));
+  EXPECT_GT(num_copies, 1000);
+}
 
 }  // namespace
 }  // namespace crossdock::conformance

@@ -252,7 +252,7 @@ CudaDirect::CudaDirect(const PathContext& context, int device, bool sums_per_ran
 bool CudaDirect::plans_on_device() const {
   const std::optional<Capacity>& capacity = config().capacity;
   return (!capacity || capacity->policy == DropPolicy::kPosition) &&
-         fits_device_plan(config().num_experts, shared_memory_per_block(rank_.device()));
+         fits_device_plan(config().num_experts, rank_.shared_memory());
 }
 
 template <typename AnyRouting>

@@ -28,8 +28,9 @@ bool load_logits();
 
 /// Whether the kernels take these arguments on the current device. REQUIRES: x and gate are both
 /// bf16 or both fp16, without jitter.
-bool takes(const LogitsArgs& args);
+bool takes(const LogitsArgs& args, const LogitsMeans& means);
 
-void launch_logits(const LogitsArgs& args, ops::hopper::TensorMaps& maps, cudaStream_t stream);
+/// REQUIRES: takes(args, means).
+void launch_logits(const LogitsArgs& args, const LogitsMeans& means, cudaStream_t stream);
 
 }  // namespace crossdock::router::hopper

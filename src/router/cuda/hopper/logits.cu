@@ -255,9 +255,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 }
 
 template <typename Element, typename Tile>
-void launch(const LogitsArgs& args, ops::hopper::TensorMaps& maps, cudaStream_t stream) {
-  const auto layout =
-      LogitsLayout::of<Tile>(args.E, args.D, cuda::shared_memory_per_block(cuda::current_device()));
+void launch(const LogitsArgs& args, const LogitsMeans& means, cudaStream_t stream) {
+  const auto layout = LogitsLayout::of<Tile>(args.E, args.D, means.shared_memory);
+  ops::hopper::TensorMaps& maps = *means.maps;
   const LogitsMaps both{.gate = maps.get(layout.gate.spec(args.gate, args.x_dtype, args.D, args.E)),
                         .x = maps.get(layout.x.spec(args.x, args.x_dtype, args.D, args.T))};
   const int64_t num_tiles = (args.T + Tile::kTokens - 1) / Tile::kTokens;
@@ -306,24 +306,24 @@ bool load_logits() {
   return load_all<BF16>() && load_all<F16>();
 }
 
-bool takes(const LogitsArgs& args) {
+bool takes(const LogitsArgs& args, const LogitsMeans& means) {
+  if (means.maps == nullptr) return false;
   const auto bits = reinterpret_cast<uintptr_t>(args.x) | reinterpret_cast<uintptr_t>(args.gate) |
                     static_cast<uintptr_t>(args.D * 2);
   if (bits % 16 != 0 || args.E > kMostExperts) return false;
   bool fits = false;
   with_tile(args.T, args.E, [&]<typename Tile>(Tile) {
-    const int64_t room = cuda::shared_memory_per_block(cuda::current_device());
-    fits = LogitsLayout::of<Tile>(args.E, args.D, room).fits(room);
+    fits = LogitsLayout::of<Tile>(args.E, args.D, means.shared_memory).fits(means.shared_memory);
   });
   return fits;
 }
 
-void launch_logits(const LogitsArgs& args, ops::hopper::TensorMaps& maps, cudaStream_t stream) {
+void launch_logits(const LogitsArgs& args, const LogitsMeans& means, cudaStream_t stream) {
   with_tile(args.T, args.E, [&]<typename Tile>(Tile) {
     if (args.x_dtype == DType::kBF16) {
-      launch<BF16, Tile>(args, maps, stream);
+      launch<BF16, Tile>(args, means, stream);
     } else {
-      launch<F16, Tile>(args, maps, stream);
+      launch<F16, Tile>(args, means, stream);
     }
   });
 }
