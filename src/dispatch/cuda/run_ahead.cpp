@@ -124,11 +124,10 @@ Error explain_halt(Group& group, const std::optional<CallAccount>& own) {
 
 RunAhead::RunAhead(const Parts& parts) : parts_(parts) {
   const PathContext& context = parts.context;
-  const bool is_enabled =
-      parts.is_allowed && context.options.run_ahead && context.config->max_rows &&
-      group().size() > 1 &&
-      (!group().communicator().shares_address_space() ||
-       comm::gpu_pretences_of(group()).threads_run_ahead);
+  const bool is_enabled = parts.is_allowed && context.options.run_ahead &&
+                          context.config->max_rows && group().size() > 1 &&
+                          (!group().communicator().shares_address_space() ||
+                           comm::gpu_pretences_of(group()).threads_run_ahead);
   if (!is_enabled) return;
   siblings_ = siblings_in(group());
   siblings_->push_back(this);
