@@ -10,6 +10,7 @@
 #include "cli/verify/random_cases.hpp"
 #include "cli/verify/random_run.hpp"
 #include "crossdock/extend/strategy_list.hpp"
+#include "crossdock/testing/layer_worlds.hpp"
 
 namespace crossdock::cli {
 

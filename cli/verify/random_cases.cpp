@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "cli/device/tensor_place.hpp"
+#include "crossdock/testing/layer_worlds.hpp"
 
 namespace crossdock::cli {
 namespace {

@@ -46,11 +46,13 @@ WITH_MPI = r"^mpirun|--communicator mpi"  # run if this build has MPI
 SMALLER = {  # what is replaced in a command before it is run here, mostly so that it takes a second or two
     r"--random \d{3,}": "--random 20",
     r"--communicator threads,sockets,mpi": "--communicator threads,sockets",
-    r"crossdock bench --scenario cpu-large": r"\g<0> --tokens 16 --ranks 2 --repeat 1",
-    r"crossdock bench --scenario layer --tokens \S+ --width \S+": "crossdock bench --scenario layer --tokens 8:16:x2 --width 16 --ranks 2 --repeat 1",
-    r"crossdock bench --tokens \d+:\d+:x\d": "crossdock bench --tokens 8:16:x2 --repeat 1",
-    r"--width 2048": "--width 64",
+    r"crossdock bench --scenario cpu-large": r"\g<0> --tokens 16 --ranks 2 --communicator threads --repeat 1",
+    r"(--scenario layer|bench) --tokens \d+:\d+:x\d": r"\1 --tokens 8:16:x2 --repeat 1",
+    r"--width 512,1024": "--width 16,32 --ranks 2 --communicator threads",
+    r"--width 2048": "--width 64 --communicator threads",
     r"crossdock run --ranks 8 --ranks-per-node 4": r"\g<0> --tokens 16 --width 16 --inner 16",
+    r"crossdock run(?= &)": r"\g<0> --tokens 16 --width 16 --inner 16",
+    r"--tokens-total 256": "--tokens-total 32 --width 64 --inner 64",
     r"^mpirun ": "mpirun --oversubscribe ",
     r"done; wait$": "done; for job in $(jobs -p); do wait $job || exit 1; done",  # with the exit status of each
 }
