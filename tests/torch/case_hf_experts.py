@@ -133,16 +133,18 @@ def the_eager_forward_of_three_families_refuses_experts_of_other_ranks(rank, wor
 class LowRank(torch.nn.Module):
     def __init__(self, weight):
         super().__init__()
+        self.reads = 0
         self.a = torch.nn.Parameter(torch.randn(weight.shape[0], weight.shape[1], 2) * 0.3)
         self.b = torch.nn.Parameter(torch.randn(weight.shape[0], 2, weight.shape[2]) * 0.3)
 
     def forward(self, weight):
+        self.reads += 1
         return weight + self.a @ self.b
 
 
 @case(1)
 def adapters_of_expert_parameters_are_trained(rank, world):
-    """As PEFT attaches them: a parametrization of a parameter that is frozen."""
+    """A parametrization of a parameter that is frozen. The parameter is computed once per forward."""
     module = hf_experts.make_experts(hf_experts.classes_of("qwen3_moe")[0])
     for name in ("gate_up_proj", "down_proj"):
         getattr(module, name).requires_grad_(False)
@@ -153,10 +155,41 @@ def adapters_of_expert_parameters_are_trained(rank, world):
     results = []
     for implementation in ("crossdock", "eager"):
         module.config._experts_implementation = implementation
+        adapters = [adapter for adapter in module.modules() if isinstance(adapter, LowRank)]
+        for adapter in adapters:
+            adapter.reads = 0
         out = module(x, ids, weights)
+        assert implementation == "eager" or [adapter.reads for adapter in adapters] == [1, 1]
         results.append([out, *torch.autograd.grad(out.square().sum(), [x, weights, *trained])])
     for got, want in zip(*results):
         torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5 * max(1.0, want.abs().max().item()))
+
+
+@case(1)
+def low_rank_adapters_of_peft_train_like_eager(rank, world):
+    """On the experts' parameters of a model, which peft wraps while a forward runs."""
+    if not IS_NEWEST:
+        return  # peft is as new
+    import peft
+
+    names = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    ids = torch.randint(3, 64, (2, 7), generator=torch.Generator().manual_seed(0))
+    results = []
+    for implementation in ("crossdock", "eager"):
+        model = hf_models.make("qwen3_moe", experts_implementation=implementation)
+        adapters = peft.LoraConfig(r=2, target_modules=[], target_parameters=names, init_lora_weights=False)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model = peft.get_peft_model(model, adapters)
+            loss = model(input_ids=ids, labels=ids).loss
+        assert not any("crossdock" in str(warning.message) for warning in caught)
+        loss.backward()
+        results.append({name: p.grad for name, p in model.named_parameters() if p.requires_grad})
+    got, wanted = results
+    assert len(wanted) == 8 and all("experts" in name for name in wanted), list(wanted)
+    scale = max(grad.abs().max() for grad in wanted.values())
+    for name, grad in wanted.items():
+        assert (got[name] - grad).abs().max() <= 2e-5 * scale, name
 
 
 @case(1)

@@ -8,7 +8,8 @@ from transformers.distributed.expert_parallel import EPImplementation
 from crossdock.torch import group, ops
 
 from . import dispatchers
-from .experts import compute, examine, to_computing_dtype
+from .experts import compute, examine
+from .forms import computing_dtype, parameters_of
 from .tracing import evaluated_while_tracing
 
 
@@ -34,12 +35,13 @@ class CrossdockEP(EPImplementation):
         return _JoinParts.apply(self._exchange(x, top_k_index[part.begin : part.end], weights), part)
 
     def _exchange(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        refusal = examine(self.experts, x)
-        tokens = x if refusal is not None else to_computing_dtype(self.experts, x)
+        parameters = parameters_of(self.experts)
+        refusal = examine(self.experts, parameters, x)
+        tokens = x if refusal is not None else x.to(computing_dtype(x, parameters[0]))
         dispatcher = _dispatcher_of(self, ids.shape[1], tokens.shape[1])
         rows, _, tokens_per_expert, plan = ops.dispatch(tokens, ids, weights, dispatcher, False)
         if refusal is None:
-            y = compute(self.experts, rows, tokens_per_expert)
+            y = compute(self.experts, parameters, rows, tokens_per_expert)
         else:
             y = self._by_their_own_forward(rows, tokens_per_expert)
         return ops.combine(y, weights, ids, plan).to(x.dtype)
