@@ -16,6 +16,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 import crossdock.transformers
 from crossdock.transformers import dispatchers, experts
 from crossdock.transformers.forms import form_of
+from crossdock.transformers.local_dispatch import row_limit
 from crossdock.torch.library_experts import Form
 
 E, K, D, F, LIMIT = hf_experts.E, hf_experts.K, hf_experts.D, hf_experts.F, hf_experts.LIMIT
@@ -255,6 +256,7 @@ def compilers_keep_one_graph(rank, world):
     modules = [hf_experts.make_experts(kind, "crossdock") for kind in classes]
     if IS_NEWEST:  # a fallback; 5.20's own function for fp32 fails in compilers
         modules.append(make_exotic())
+    experts._warned.clear()
     for module in modules:
         torch._dynamo.reset()
         compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
@@ -266,6 +268,25 @@ def compilers_keep_one_graph(rank, world):
             grads = torch.autograd.grad(got.square().sum(), (x, weights, module.down_proj))
             for a, b in zip(grads, torch.autograd.grad(module(*inputs).square().sum(), (x, weights, module.down_proj))):
                 torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-5)
+    assert len(experts._warned) == len(modules) - 2  # while it was compiled
+
+
+@case(1)
+def compilers_do_not_compile_again_for_each_number_of_tokens(rank, world):
+    """T becomes a symbol; what depends on it, as a row limit on a GPU, is found when the compiled code runs."""
+    torch._dynamo.reset()
+    module = hf_experts.make_experts(hf_experts.classes_of("qwen3_moe")[0], "crossdock")
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(module, backend=backend, fullgraph=True)
+    for tokens in (9, 4, 17, 100):
+        inputs = hf_experts.inputs_of(module, tokens)
+        torch.testing.assert_close(compiled(*inputs), module(*inputs), rtol=2e-5, atol=2e-5)
+    assert len(graphs) == 2, len(graphs)  # one for 9 tokens, one for any number
 
 
 @case(1)
@@ -284,14 +305,8 @@ def autocast_computes_in_its_dtype(rank, world):
 
 @case(1)
 def a_row_limit_for_gpus_covers_all_routes(rank, world):
-    made = []
-    original, dispatchers.dispatcher_of = dispatchers.dispatcher_of, lambda group, **config: made.append(config["max_rows"])
-    try:
-        for routes in (0, 1, 15, 16, 17, 1000, 65536, 70001):
-            dispatchers.local_dispatcher(E, K, D, routes)
-            assert max(routes, 1) <= made[-1] <= max(routes * 9 / 8, 16), (routes, made[-1])
-    finally:
-        dispatchers.dispatcher_of = original
+    for routes in (0, 1, 15, 16, 17, 1000, 65536, 70001):
+        assert max(routes, 1) <= row_limit(routes) <= max(routes * 9 / 8, 16), (routes, row_limit(routes))
 
 
 @case(1)

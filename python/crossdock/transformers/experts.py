@@ -7,9 +7,8 @@ import torch
 from crossdock.torch import ops
 from crossdock.torch.library_experts import expert_mlp
 
-from .dispatchers import local_dispatcher
 from .forms import Parameters, computing_dtype, form_of, parameters_of, refusal_of
-from .tracing import evaluated_while_tracing
+from .local_dispatch import dispatch_here
 
 _warned: Set[Tuple[str, str]] = set()
 
@@ -27,16 +26,9 @@ def experts_forward(
     tokens = hidden_states.to(computing_dtype(hidden_states, parameters[0]))
     ids = top_k_index.masked_fill((top_k_index < 0) | (top_k_index >= num_experts), -1)
     # At least K experts, as dispatchers need; those that are not here have no routes.
-    sizes = (max(num_experts, ids.shape[1]), ids.shape[1], tokens.shape[1])
-    dispatcher = _dispatcher_of(self, *sizes, ids.numel() if ids.is_cuda else -1)
-    rows, _, tokens_per_expert, plan = ops.dispatch(tokens, ids, top_k_weights, dispatcher, False)
+    rows, _, tokens_per_expert, plan = dispatch_here(tokens, ids, top_k_weights, max(num_experts, ids.shape[1]), False)
     y = compute(self, parameters, rows, tokens_per_expert[:num_experts])
     return ops.combine(y, top_k_weights, ids, plan).to(hidden_states.dtype)
-
-
-@evaluated_while_tracing
-def _dispatcher_of(_: Any, num_experts: int, top_k: int, width: int, num_routes: int) -> int:
-    return local_dispatcher(num_experts, top_k, width, num_routes if num_routes >= 0 else None)
 
 
 def examine(module: Any, parameters: Parameters, tokens: torch.Tensor) -> Optional[str]:
@@ -72,6 +64,7 @@ def register_for_fp8(name: str) -> None:
     FP8ExpertsInterface.register(name, forward)
 
 
+@torch._dynamo.assume_constant_result  # compilers cannot trace a warning
 def _warn_once(name: str, reason: str) -> None:
     if (name, reason) not in _warned:
         _warned.add((name, reason))
