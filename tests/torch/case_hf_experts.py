@@ -10,12 +10,14 @@ import hf_models
 import torch
 import transformers
 from cases import case, raises
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.utils.parametrize import register_parametrization
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 import crossdock.transformers
 from crossdock.transformers import dispatchers, experts
-from crossdock.transformers.forms import form_of
+from crossdock.transformers.forms import form_of, parameters_of, refusal_of
 from crossdock.transformers.local_dispatch import row_limit
 from crossdock.torch.library_experts import Form
 
@@ -228,11 +230,36 @@ def a_fallback_warns_once_and_says_why(rank, world):
 
 
 @case(1)
-def fp8_experts_find_the_name(rank, world):
-    from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS
+def tensor_subclasses_fall_back(rank, world):
+    """torchao's tensors and DTensor are such."""
+    experts._warned.clear()
+    plain = hf_experts.make_experts(hf_experts.classes_of("mixtral")[0])
+    x, ids, weights = hf_experts.inputs_of(plain, 9)
+    wanted = plain(x, ids, weights)
+    module = hf_experts.double(hf_experts.make_experts(type(plain), "crossdock"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.testing.assert_close(module(x, ids, weights), wanted, rtol=2e-5, atol=2e-5)
+    (text,) = [str(warning.message) for warning in caught if "crossdock" in str(warning.message)]
+    assert "MixtralExperts: its parameters are of type Doubled" in text, text
+    mesh = init_device_mesh("cpu", (1,))
+    module.gate_up_proj = torch.nn.Parameter(distribute_tensor(plain.gate_up_proj.detach(), mesh, [Shard(0)]))
+    assert "of type DTensor" in refusal_of(module, parameters_of(module), x)
 
-    own = ALL_FP8_EXPERTS_FUNCTIONS["grouped_mm"]
-    assert ALL_FP8_EXPERTS_FUNCTIONS.get_interface("crossdock", None) is not own
+
+@case(1)
+def fp8_experts_warn_once_and_run(rank, world):
+    """transformers' fp8 classes look in a registry of their own."""
+    experts._warned.clear()
+    model = hf_models.make("qwen3_moe", experts_implementation="crossdock")
+    module, plain = hf_experts.make_fp8_experts(model)
+    x, ids, weights = hf_experts.inputs_of(plain, 9)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            torch.testing.assert_close(module(x, ids, weights), plain(x, ids, weights), rtol=2e-5, atol=2e-5)
+    (text,) = [str(warning.message) for warning in caught if "crossdock" in str(warning.message)]
+    assert "FP8Experts: its parameters are quantised" in text, text
 
 
 @case(1)

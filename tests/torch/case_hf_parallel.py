@@ -1,6 +1,7 @@
 """Expert parallelism in transformers against one rank. Needs transformers 5.23."""
 import copy
 import os
+import warnings
 
 import hf_experts
 import hf_models
@@ -13,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from transformers.distributed import DistributedConfig
 
 import crossdock.transformers
+from crossdock.transformers import experts
 from crossdock.transformers.expert_parallel import CrossdockEP
 
 crossdock.transformers.register()
@@ -95,6 +97,49 @@ def a_rank_without_tokens_and_rows_takes_part(rank, world):
         assert out.shape == x.shape == x.grad.shape
         for name, parameter in part.named_parameters():
             assert parameter.grad is not None and bool(parameter.grad.any()) == (rank == 0), f"{folder}: {name}"
+
+
+@case(2)
+def what_the_library_cannot_compute_computes_itself(rank, world):
+    """fp8 experts, and parameters that are tensor subclasses: one warning each, and the products of transformers."""
+    experts._warned.clear()
+    fp8, plain = hf_experts.make_fp8_experts(hf_models.make("qwen3_moe", experts_implementation="crossdock"))
+    mixtral = hf_experts.classes_of("mixtral")[0]
+    mesh = init_device_mesh("cpu", (world, 1), mesh_dim_names=("ep", "tp"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for module, whole in ((fp8, plain), (hf_experts.make_experts(mixtral), hf_experts.make_experts(mixtral))):
+            x, ids, weights = hf_experts.inputs_of(whole, 9, seed=rank)
+            part = part_of(module, rank, world)
+            if module is not fp8:
+                part = hf_experts.double(part)
+            out = CrossdockEP(part, mesh["ep"], mesh["tp"])(x, ids, weights)
+            torch.testing.assert_close(out, whole(x, ids, weights), rtol=2e-5, atol=2e-5)
+            got, wanted = (torch.autograd.grad(each.square().sum(), x)[0] for each in (out, whole(x, ids, weights)))
+            torch.testing.assert_close(got, wanted, rtol=2e-5, atol=2e-5)
+    texts = [str(warning.message) for warning in caught if "crossdock" in str(warning.message)]
+    assert len(texts) == 2 and "FP8Experts" in texts[0] and "Doubled" in texts[1], texts
+
+
+@case(2)
+def rows_after_those_of_the_last_expert_are_ignored(rank, world):
+    """With max_rows on a GPU row tensors have such rows, with any values, and the experts' own forward may get them."""
+    for folder in hf_experts.QUICK:
+        part = part_of(hf_experts.make_experts(hf_experts.classes_of(folder)[0]), rank, world)
+        mesh = init_device_mesh("cpu", (world, 1), mesh_dim_names=("ep", "tp"))
+        implementation = CrossdockEP(part, mesh["ep"], mesh["tp"])
+        counts = torch.tensor([2, 0, 3, 1])
+        x = hf_experts.inputs_of(part, 9)[0].detach()
+        whole = torch.cat([x[:6], torch.full_like(x[6:], float("nan"))]).requires_grad_()
+        exact = x[:6].clone().requires_grad_()
+        results = []
+        for rows in (whole, exact):
+            out = implementation._by_their_own_forward(rows, counts)
+            grads = torch.autograd.grad(out.square().sum(), [rows, *part.parameters()])
+            results.append([out[:6], grads[0][:6], *grads[1:]])
+            assert not out[6:].any() and not grads[0][6:].any()
+        for got, want in zip(*results):
+            torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
 
 
 @case(2)

@@ -9,7 +9,7 @@ from crossdock.torch import group, ops
 
 from . import dispatchers
 from .experts import compute, examine
-from .forms import computing_dtype, parameters_of
+from .forms import DTYPES, computing_dtype, parameters_of
 from .tracing import evaluated_while_tracing
 
 
@@ -47,14 +47,18 @@ class CrossdockEP(EPImplementation):
         return ops.combine(y, weights, ids, plan).to(x.dtype)
 
     def _by_their_own_forward(self, rows: torch.Tensor, tokens_per_expert: torch.Tensor) -> torch.Tensor:
-        """The experts' own forward, with one route per row. Every parameter takes part, because all ranks reduce its gradient."""
-        unused = sum(p.flatten()[:0].sum() for p in self.experts.parameters() if p.requires_grad)
+        """The experts' own forward, with one route per row. Every parameter takes part, because all ranks reduce its gradient;
+        quantised ones have none."""
+        trained = (p for p in self.experts.parameters() if p.requires_grad and p.dtype in DTYPES)
+        unused = sum(p.flatten()[:0].sum() for p in trained)
         if rows.shape[0] == 0:
             return rows + unused
         ends = tokens_per_expert.cumsum(0)
         ids = torch.searchsorted(ends, torch.arange(rows.shape[0], device=rows.device), right=True)
-        here = (ids < self.num_local_experts).to(rows.dtype)  # not the rows after those of the last expert
-        return self.experts_forward(rows, ids[:, None], here[:, None]) + unused
+        here = (ids < self.num_local_experts)[:, None]
+        # With max_rows on a GPU there are rows after those of the last expert. Not every forward accepts ids beyond it.
+        ids = ids.clamp(max=self.num_local_experts - 1)[:, None]
+        return self.experts_forward(rows.masked_fill(~here, 0), ids, here.to(rows.dtype)) + unused
 
 
 @evaluated_while_tracing

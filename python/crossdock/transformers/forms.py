@@ -9,8 +9,9 @@ from crossdock.torch.library_experts import Form
 
 from .tracing import evaluated_while_tracing
 
-_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _GPU_DTYPES = (torch.bfloat16, torch.float16)  # for others torch's products are at least as fast
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)  # subclasses, such as those of torchao and DTensor, hold values elsewhere
 
 _PLAIN: Dict[str, Callable] = {
     "gelu": functional.gelu,
@@ -63,7 +64,10 @@ def refusal_of(module: Any, parameters: Parameters, tokens: torch.Tensor) -> Opt
     if isinstance(form, str):
         return form
     given = [p for p in (w1, w2, b1, b2) if p is not None]
-    if any(not isinstance(p, torch.Tensor) or p.dtype not in _DTYPES or p.dtype != w1.dtype for p in given):
+    special = [type(p).__name__ for p in given if type(p) not in _PLAIN_TYPES]
+    if special:
+        return f"its parameters are of type {special[0]}, whose values the library cannot read"
+    if any(p.dtype not in DTYPES or p.dtype != w1.dtype for p in given):
         return "its parameters are quantised, or differ in dtype"
     if w1.dim() != 3 or w2.dim() != 3 or w1.shape[0] != w2.shape[0]:
         return f"its parameters have the shapes {list(w1.shape)} and {list(w2.shape)}"
