@@ -38,6 +38,10 @@ def make_exotic(seed=0):
     return module
 
 
+def all_classes():
+    return [kind for folder in hf_experts.folders() for kind in hf_experts.classes_of(folder)]
+
+
 def quick_classes():
     return [kind for folder in hf_experts.QUICK for kind in hf_experts.classes_of(folder)]
 
@@ -88,7 +92,7 @@ def ten_families_equal_eager(rank, world):
 
 @case(1)
 def half_precision_differs_no_more_than_grouped_mm(rank, world):
-    for kind in quick_classes():
+    for kind in all_classes():
         exact = hf_experts.make_experts(kind)
         module = hf_experts.make_experts(kind, dtype=torch.bfloat16)
         exact.load_state_dict({name: value.float() for name, value in module.state_dict().items()})
@@ -354,10 +358,9 @@ def models_generate_and_train_like_eager(rank, world):
 def all_classes_equal_eager_and_are_in_the_table(rank, world):
     table = PAGE.read_text().split("| class | runs as |")[1].split("\n\n")[0]
     listed = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|$", table, re.MULTILINE))
-    for folder in hf_experts.folders():
-        for kind in hf_experts.classes_of(folder):
-            text = description(check(kind))
-            assert listed.pop(kind.__name__, None) == text, f"docs/transformers.md must have | `{kind.__name__}` | {text} |"
+    for kind in all_classes():
+        text = description(check(kind))
+        assert listed.pop(kind.__name__, None) == text, f"docs/transformers.md must have | `{kind.__name__}` | {text} |"
     assert not (listed and IS_NEWEST), f"docs/transformers.md lists classes that transformers lacks: {sorted(listed)}"
 
 

@@ -44,9 +44,22 @@ def grad_of(tensor):
     return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
 
 
-def check_module(experts_class, rank, world, tp):
+def results_of_one_rank(whole, inputs, directions, rank, world, tp):
+    """What this rank's part of the experts and batch should give: the experts of all ranks, on the tokens of all."""
+    dtype = whole.down_proj.dtype
+    leaves = [(x.detach().to(dtype).requires_grad_(), ids, w.detach().to(dtype).requires_grad_()) for x, ids, w in inputs]
+    named = dict(whole.named_parameters())
+    outputs = [whole(*leaf) for leaf in leaves]
+    for parameter in named.values():
+        parameter.grad = None
+    torch.autograd.backward(*zip(*((out, grad.to(dtype)) for out, grad in zip(outputs, directions) if len(out))))
+    x, _, weights = leaves[rank // tp]
+    results = {"out": outputs[rank // tp].detach(), "x": grad_of(x), "weights": grad_of(weights)}
+    return {**results, **{name: p.grad.chunk(world)[rank] if p.shape[0] == E else p.grad for name, p in named.items()}}
+
+
+def check_module(experts_class, rank, world, tp, dtype=torch.float32):
     """Every batch has another number of tokens, the last none."""
-    dtype = torch.float32
     whole = hf_experts.make_experts(experts_class, "eager", dtype)
     part = part_of(whole, rank, world)
     mesh = init_device_mesh("cpu", (world // tp, tp), mesh_dim_names=("fsdp", "tp"))
@@ -54,27 +67,29 @@ def check_module(experts_class, rank, world, tp):
     batches = world // tp
     sizes = [0 if batches > 1 and batch == batches - 1 else 5 + 2 * batch for batch in range(batches)]
     inputs = [hf_experts.inputs_of(whole, size, dtype, seed=10 + batch) for batch, size in enumerate(sizes)]
-    outputs, directions = [], []
-    for batch, (x, ids, weights) in enumerate(inputs):
-        outputs.append(whole(x, ids, weights))
-        directions.append(torch.randn(outputs[-1].shape, generator=random_of(batch, 5)))
-    torch.autograd.backward(*zip(*((out, grad) for out, grad in zip(outputs, directions) if len(out))))
+    directions = [torch.randn(x.shape, generator=random_of(batch, 5)) for batch, (x, _, _) in enumerate(inputs)]
+    wanted = results_of_one_rank(copy.deepcopy(whole).float(), inputs, directions, rank, world, tp)
 
-    mine = rank // tp
-    x, ids, weights = inputs[mine]
-    own_x, own_weights = (tensor.detach().clone().requires_grad_() for tensor in (x, weights))
-    out = CrossdockEP(part, flat, mesh["tp"])(own_x, ids, own_weights)
-    out.backward(directions[mine])
-    got = {"out": out.detach(), "x": own_x.grad, "weights": own_weights.grad}
-    wanted = {"out": outputs[mine].detach(), "x": grad_of(x), "weights": grad_of(weights)}
-    for name, parameter in whole.named_parameters():
-        local = dict(part.named_parameters())[name].grad
-        if parameter.shape[0] == E:
-            wanted[name], got[name] = parameter.grad.chunk(world)[rank], local
-        else:  # a norm, whose gradient the ranks sum
-            dist.all_reduce(local)
-            wanted[name], got[name] = parameter.grad, local
-    assert hf_experts.largest_difference(got, wanted)[0] < 2e-5, (experts_class, hf_experts.largest_difference(got, wanted))
+    x, ids, weights = inputs[rank // tp]
+    out = CrossdockEP(part, flat, mesh["tp"])(x, ids, weights)
+    out.backward(directions[rank // tp].to(dtype))
+    got = {"out": out.detach(), "x": x.grad, "weights": weights.grad}
+    for name, parameter in part.named_parameters():
+        got[name] = parameter.grad
+        if whole.get_parameter(name).shape[0] != E:
+            dist.all_reduce(got[name])  # a norm, whose gradient the ranks sum
+    assert all(value.dtype == dtype for value in got.values())
+    difference, name = hf_experts.largest_difference(in_fp32(got), wanted)
+    limit = 2e-5
+    if dtype != torch.float32:
+        whole.config._experts_implementation = "grouped_mm"
+        theirs = results_of_one_rank(whole, inputs, directions, rank, world, tp)
+        limit = 1.5 * hf_experts.largest_difference(in_fp32(theirs), wanted)[0]
+    assert difference <= limit, f"{experts_class.__name__}, tp {tp}: {name} differs by {difference:.1e}, not {limit:.1e}"
+
+
+def in_fp32(results):
+    return {name: value.float() for name, value in results.items()}
 
 
 @case(2, 4)
@@ -82,6 +97,7 @@ def experts_modules_equal_one_rank(rank, world):
     for folder in hf_experts.QUICK:
         for tp in (1, 2, world):
             check_module(hf_experts.classes_of(folder)[0], rank, world, tp)
+        check_module(hf_experts.classes_of(folder)[0], rank, world, 2, torch.bfloat16)
 
 
 @case(2)
