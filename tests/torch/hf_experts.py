@@ -79,17 +79,18 @@ def inputs_of(module, tokens, dtype=torch.float32, seed=1):
     """Tokens, ids and weights; one expert has no token."""
     generator = torch.Generator().manual_seed(seed)
     width = (module.down_proj.shape[2] if module.is_transposed else module.down_proj.shape[1])
-    x = torch.randn((tokens, width), generator=generator).to(dtype).requires_grad_()
+    x = torch.randn((tokens, width), generator=generator)
     ids = torch.rand((tokens, E - 1), generator=generator).argsort(dim=1)[:, :K].contiguous()
-    weights = torch.rand((tokens, K), generator=generator).to(dtype).requires_grad_()
-    return x, ids, weights
+    weights = torch.rand((tokens, K), generator=generator)
+    device = module.down_proj.device
+    return x.to(device, dtype).requires_grad_(), ids.to(device), weights.to(device, dtype).requires_grad_()
 
 
 def results_of(module, x, ids, weights, implementation):
     """The output, and the gradients of tokens, weights and every parameter."""
     module.config._experts_implementation = implementation
     out = module(x, ids, weights)
-    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(2)).to(out.dtype)
+    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(2)).to(out)
     named = dict(module.named_parameters())
     grads = torch.autograd.grad(out, [x, weights, *named.values()], direction, allow_unused=True)
     return {"out": out.detach(), **dict(zip(("x", "weights", *named), grads))}
