@@ -1,8 +1,7 @@
 """Expert parallelism of transformers by the library's dispatcher: `ep_implementation="crossdock"`."""
-from typing import Any, Tuple
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from transformers.distributed.expert_parallel import EPImplementation
 
 from crossdock.torch import group, ops
@@ -10,6 +9,7 @@ from crossdock.torch import group, ops
 from . import dispatchers
 from .experts import compute, examine
 from .forms import DTYPES, computing_dtype, parameters_of
+from .shared_tokens import SharedTokens, join_parts, take_part
 from .tracing import evaluated_while_tracing
 
 
@@ -26,13 +26,16 @@ class CrossdockEP(EPImplementation):
         self.options = dispatchers.options
         self.num_experts = self.num_local_experts * ep_mesh.size()
         self.group = group(ep_mesh.get_group(), **self.options.group_options)
+        is_shared = tp_mesh.size() > 1
+        self.shared = SharedTokens(tp_mesh.get_group(), self.options.group_options) if is_shared else None
 
     def __call__(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
-        if self.tp_mesh.size() == 1:
+        if self.shared is None:
             return self._exchange(hidden_states, top_k_index, top_k_weights)
-        part = _Part.of(hidden_states.shape[0], self.tp_mesh)
-        x, weights = (_TakePart.apply(tensor, part) for tensor in (hidden_states, top_k_weights))
-        return _JoinParts.apply(self._exchange(x, top_k_index[part.begin : part.end], weights), part)
+        key = _key_of(self.shared)
+        x, weights = take_part(hidden_states, top_k_weights, key)
+        out = self._exchange(x, self.shared.take(top_k_index), weights)
+        return join_parts(out, hidden_states.shape[0], key)
 
     def _exchange(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         parameters = parameters_of(self.experts)
@@ -62,6 +65,11 @@ class CrossdockEP(EPImplementation):
 
 
 @evaluated_while_tracing
+def _key_of(tokens: SharedTokens) -> int:
+    return tokens.key
+
+
+@evaluated_while_tracing
 def _dispatcher_of(implementation: CrossdockEP, top_k: int, width: int) -> int:
     options = implementation.options
     return dispatchers.dispatcher_of(
@@ -73,52 +81,3 @@ def _dispatcher_of(implementation: CrossdockEP, top_k: int, width: int) -> int:
         strategy=options.strategy,
         partial_sums=options.partial_sums,
     )
-
-
-class _Part:
-    """The tokens [begin, end) of T that this rank sends; `padded` per rank."""
-
-    def __init__(self, num_tokens: int, rank: int, size: int, process_group: Any):
-        self.num_tokens, self.size, self.process_group = num_tokens, size, process_group
-        self.padded = -(-num_tokens // size)
-        self.begin, self.end = (min(r * self.padded, num_tokens) for r in (rank, rank + 1))
-
-    @staticmethod
-    def of(num_tokens: int, mesh: Any) -> "_Part":
-        return _Part(num_tokens, mesh.get_local_rank(), mesh.size(), mesh.get_group())
-
-    def take(self, whole: torch.Tensor) -> torch.Tensor:
-        return whole[self.begin : self.end].contiguous()
-
-    def join(self, part: torch.Tensor) -> torch.Tensor:
-        padded = part.new_zeros((self.padded, *part.shape[1:]))
-        padded[: part.shape[0]] = part
-        whole = part.new_empty((self.size * self.padded, *part.shape[1:]))
-        dist.all_gather_into_tensor(whole, padded, group=self.process_group)
-        return whole[: self.num_tokens]
-
-
-class _TakePart(torch.autograd.Function):
-    """whole [T, ...] -> part. The gradient is complete, and the same on all ranks that share the tokens."""
-
-    @staticmethod
-    def forward(ctx: Any, whole: torch.Tensor, part: _Part) -> torch.Tensor:
-        ctx.part = part
-        return part.take(whole)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Tuple:
-        return ctx.part.join(grad), None
-
-
-class _JoinParts(torch.autograd.Function):
-    """part -> whole [T, ...]. Its gradient is the same on all ranks that share the tokens."""
-
-    @staticmethod
-    def forward(ctx: Any, part_rows: torch.Tensor, part: _Part) -> torch.Tensor:
-        ctx.part = part
-        return part.join(part_rows)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Tuple:
-        return ctx.part.take(grad), None
