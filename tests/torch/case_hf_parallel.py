@@ -127,6 +127,25 @@ def options_reach_the_dispatcher(rank, world):
         crossdock.transformers.register(patience=3)
 
 
+@case(2)
+def partial_sums_change_rounding_only(rank, world):
+    whole = hf_experts.make_experts(hf_experts.classes_of("mixtral")[0])
+    mesh = init_device_mesh("cpu", (world, 1), mesh_dim_names=("ep", "tp"))
+    x, ids, weights = hf_experts.inputs_of(whole, 40, seed=rank)
+    want = torch.autograd.grad(whole(x, ids, weights).square().sum(), [x, weights])
+    for partial_sums in (True, "rows"):
+        try:
+            crossdock.transformers.register(partial_sums=partial_sums)
+            implementation = CrossdockEP(part_of(whole, rank, world), mesh["ep"], mesh["tp"])
+        finally:
+            crossdock.transformers.register()
+        got = torch.autograd.grad(implementation(x, ids, weights).square().sum(), [x, weights])
+        for a, b in zip(got, want):
+            torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-5 * b.abs().max().item())
+        made = vars(implementation.group)["_dispatchers_of_transformers"]
+        assert any(dict(names).get("partial_sums") == partial_sums for names in made), list(made)
+
+
 # ---- Models ----
 
 
@@ -236,4 +255,19 @@ def accelerate_trains_like_one_rank(rank, world):
     one(input_ids=torch.cat(batches), labels=torch.cat(batches)).loss.backward()
     accelerator.backward(many(input_ids=batches[rank], labels=batches[rank]).loss)
     gradients_are_equal(one, many.module)
+    optimizer.step()
+
+
+@case(2)
+def accelerate_does_not_wrap_models_with_expert_parallelism(rank, world):
+    """As Trainer uses it: such models reduce their gradients themselves."""
+    accelerator = Accelerator(cpu=True)
+    with hf_models.folder("qwen3_moe") as path:
+        one, many = load_both("qwen3_moe", path, (1, 2, 2))
+    many = accelerator.prepare_model(many.train(), device_placement=False, evaluation_mode=True)
+    optimizer = accelerator.prepare(torch.optim.SGD(many.parameters(), lr=0.1))
+    batches = [batch_of(batch, 0) for batch in range(world)]
+    one(input_ids=torch.cat(batches), labels=torch.cat(batches)).loss.backward()
+    accelerator.backward(many(input_ids=batches[rank], labels=batches[rank]).loss)
+    gradients_are_equal(one, many)
     optimizer.step()
