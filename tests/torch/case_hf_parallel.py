@@ -96,17 +96,18 @@ def rows_after_those_of_the_last_expert_are_ignored(rank, world):
             torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5)
 
 
-@case(2)
+@case(2, 4)
 def ranks_that_share_tokens_must_have_the_same(rank, world):
-    """Or almost the same: replicated layers may round differently."""
+    """Or almost the same: replicated layers may round differently. Ranks of other batches learn of it."""
     whole = hf_experts.make_experts(hf_experts.classes_of("mixtral")[0])
-    flat = init_device_mesh("cpu", (world,))
-    implementation = CrossdockEP(part_of(whole, rank, world), flat, flat)
-    x, ids, weights = hf_experts.inputs_of(whole, 9)
-    for tokens, text in ((9 - rank, "has 8 tokens, rank 0 has 9"), (9, "has other tokens than rank 0")):
-        error = error_of(lambda: implementation(*hf_experts.inputs_of(whole, tokens, seed=rank)))
+    mesh = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("fsdp", "tp"))
+    implementation = CrossdockEP(part_of(whole, rank, world), init_device_mesh("cpu", (world,)), mesh["tp"])
+    is_wrong = rank == 1
+    for tokens, text in ((9 - is_wrong, "has 8 tokens, rank 0 has 9"), (9, "has other tokens than rank 0")):
+        error = error_of(lambda: implementation(*hf_experts.inputs_of(whole, tokens, seed=int(is_wrong))))
         assert f"rank 1 of the ranks that share tokens (tensor parallelism) {text}" in str(error), error
-        assert "ranks [0, 1] of the job" in str(error) and error.code == crossdock.ErrorCode.MISMATCH, error
+        assert "ranks [0, 1] of the job" in str(error), error
+    x, ids, weights = hf_experts.inputs_of(whole, 9)
     wanted = whole(x, ids, weights)
     torch.testing.assert_close(implementation(x * (1 + 1e-6 * rank), ids, weights), wanted, rtol=2e-5, atol=2e-5)
 
@@ -185,7 +186,11 @@ def check_training(family, rank, world, layout, steps, path, prepare=lambda mode
         mean = full(got.loss.detach()).clone()
         dist.all_reduce(mean)
         torch.testing.assert_close(mean / world, wanted.loss.detach(), rtol=5e-5, atol=0)
-        if step == 0 and not (tp > 1 and ep == 1):  # torch 2.11 cannot gather parameters that are split in pairs
+        halves_are_split = tp > 1 and ep == 1 and family != "gpt_oss"  # of gates and linear values
+        if step == 0 and halves_are_split:  # torch 2.11 cannot gather them: docs/transformers.md
+            with raises(ValueError, "_StridedShard"):
+                gradients_are_equal(one, many)
+        elif step == 0:
             gradients_are_equal(one, many)
         for optimizer in optimizers:
             optimizer.step()

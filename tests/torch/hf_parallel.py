@@ -32,7 +32,7 @@ def results_of_one_rank(whole, inputs, directions, rank, world, tp):
     dtype = whole.down_proj.dtype
     leaves = [(x.detach().to(dtype).requires_grad_(), ids, w.detach().to(dtype).requires_grad_()) for x, ids, w in inputs]
     named = dict(whole.named_parameters())
-    outputs = [whole(*leaf) for leaf in leaves]
+    outputs = [whole(*leaf) if len(leaf[0]) else leaf[0] for leaf in leaves]  # torch's grouped products need rows
     for parameter in named.values():
         parameter.grad = None
     torch.autograd.backward(*zip(*((out, grad.to(dtype)) for out, grad in zip(outputs, directions) if len(out))))

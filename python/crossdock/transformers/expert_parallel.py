@@ -4,7 +4,9 @@ from typing import Any
 import torch
 from transformers.distributed.expert_parallel import EPImplementation
 
+import crossdock
 from crossdock.torch import group, ops
+from crossdock.torch.calls import core_of
 
 from . import dispatchers
 from .experts import compute, examine
@@ -33,7 +35,12 @@ class CrossdockEP(EPImplementation):
         if self.shared is None:
             return self._exchange(hidden_states, top_k_index, top_k_weights)
         key = _key_of(self.shared)
-        x, weights = take_part(hidden_states, top_k_weights, key)
+        try:
+            x, weights = take_part(hidden_states, top_k_weights, key)
+        except crossdock.Error as error:
+            if error.code == crossdock.ErrorCode.MISMATCH:  # others wait for the tokens
+                core_of(_dispatcher_of(self, top_k_index.shape[1], hidden_states.shape[1])).refuse(error)
+            raise
         out = self._exchange(x, self.shared.take(top_k_index), weights)
         return join_parts(out, hidden_states.shape[0], key)
 

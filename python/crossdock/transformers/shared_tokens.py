@@ -1,12 +1,12 @@
 """Tokens that the ranks of a tensor-parallel group share: each rank sends a part of them, and gets the results of all parts.
 
 `torch.ops.crossdock.take_part` and `join_parts`. Parts travel with a dispatcher of the group in which every rank is an expert
-that all tokens choose, so its rows are the parts of all ranks, in order. Thus a dead rank is named, on any device, and with a row
-limit a GPU is not waited for.
+that all tokens choose, so its rows are the parts of all ranks, in order. So a dead rank is named on any device, and a GPU is not
+waited for, as the number of rows is known.
 """
 import itertools
 import weakref
-from typing import Any, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 import torch.distributed as dist
@@ -48,8 +48,8 @@ class SharedTokens:
         return whole[first:last]
 
     def compare(self, whole: torch.Tensor) -> None:
-        """Raises an error on all ranks if the tokens differ. Tokens on a GPU are looked at in the first call only, which waits for
-        it; their number is compared in all calls that are not captured."""
+        """Raises an error on all ranks if the tokens differ. Values on a GPU are compared in the first call only, which waits for
+        the GPU; the number of tokens is compared in every call, unless it is captured."""
         if whole.is_cuda and torch.cuda.is_current_stream_capturing():
             return
         told = torch.zeros((self.group.size, 1 + _SAMPLED), dtype=torch.float64)
@@ -87,30 +87,27 @@ def _check_equal(told: torch.Tensor) -> None:
 
 
 def _tokens_of(key: int) -> SharedTokens:
-    return _known[key]
+    found = _known.get(key)
+    if found is None:
+        raise RuntimeError("the experts module that these tokens belong to no longer exists")
+    return found
 
 
-class _named_ranks:
+def _call(tokens: SharedTokens, function: Callable, *inputs: Any) -> Any:
     """Ranks in errors are those of the group; says which ranks of the job these are."""
-
-    def __init__(self, tokens: SharedTokens):
-        self.tokens = tokens
-
-    def __enter__(self) -> SharedTokens:
-        return self.tokens
-
-    def __exit__(self, kind: Any, error: Any, _: Any) -> None:
-        if isinstance(error, crossdock.Error):
-            text = f"{error} (ranks {self.tokens.ranks} of the job share tokens)"
-            raise crossdock.Error(text, error.code, error.culprit, error.operation, error.sequence) from error
+    try:
+        return function(*inputs)
+    except crossdock.Error as error:
+        text = f"{error} (ranks {tokens.ranks} of the job share tokens)"
+        raise crossdock.Error(text, error.code, error.culprit, error.operation, error.sequence) from error
 
 
 # ---- Operators ----
 
 
 def _take_part(x: torch.Tensor, weights: torch.Tensor, key: int) -> Tuple[torch.Tensor, torch.Tensor]:
-    with _named_ranks(_tokens_of(key)) as tokens:
-        tokens.compare(x)
+    tokens = _tokens_of(key)
+    _call(tokens, tokens.compare, x)
     return tokens.take(x).clone(), tokens.take(weights).clone()
 
 
@@ -130,8 +127,8 @@ def _grad_take_part(ctx: Any, grad_x: torch.Tensor, grad_weights: torch.Tensor) 
 
 
 def _join_parts(part: torch.Tensor, num_tokens: int, key: int) -> torch.Tensor:
-    with _named_ranks(_tokens_of(key)) as tokens:
-        return tokens.join(part, num_tokens)
+    tokens = _tokens_of(key)
+    return _call(tokens, tokens.join, part, num_tokens)
 
 
 def _save_join_parts(ctx: Any, inputs: Tuple, output: Any) -> None:
