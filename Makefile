@@ -118,7 +118,7 @@ build/torch/installed: tests/torch/requirements.txt
 # The newest transformers, and the oldest that has an interface for experts, in a folder of its own.
 OLD_TRANSFORMERS = build/torch/old-transformers
 build/torch/transformers: build/torch/installed
-	$(TORCH_PYTHON) -m pip install -q transformers==5.23.0 accelerate
+	$(TORCH_PYTHON) -m pip install -q transformers==5.23.0 accelerate peft==0.21.2
 	$(TORCH_PYTHON) -m pip install -q --no-deps --target $(OLD_TRANSFORMERS) transformers==5.20.0
 	touch $@
 

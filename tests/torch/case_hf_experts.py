@@ -2,6 +2,8 @@
 import gc
 import pathlib
 import re
+import sys
+import unittest.mock
 import warnings
 import weakref
 
@@ -10,18 +12,30 @@ import hf_models
 import torch
 import transformers
 from cases import case, raises
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.utils.parametrize import register_parametrization
+from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 import crossdock.transformers
 from crossdock.transformers import dispatchers, experts
-from crossdock.transformers.forms import form_of
+from crossdock.transformers.forms import form_of, parameters_of, refusal_of
+from crossdock.transformers.local_dispatch import row_limit
 from crossdock.torch.library_experts import Form
 
 E, K, D, F, LIMIT = hf_experts.E, hf_experts.K, hf_experts.D, hf_experts.F, hf_experts.LIMIT
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "transformers.md"
 
-assert "crossdock" not in ALL_EXPERTS_FUNCTIONS, "importing crossdock.transformers must change nothing"
+REGISTRIES = [ALL_EXPERTS_FUNCTIONS, ALL_FP8_EXPERTS_FUNCTIONS]
+try:
+    from transformers.distributed.expert_parallel import EPImplementationInterface
+except ImportError:
+    pass  # 5.20
+else:
+    REGISTRIES.append(EPImplementationInterface())
+
+assert not any("crossdock" in names for names in REGISTRIES), "importing crossdock.transformers must change nothing"
 with warnings.catch_warnings(record=True) as at_registration:
     warnings.simplefilter("always")
     crossdock.transformers.register()
@@ -35,6 +49,10 @@ def make_exotic(seed=0):
     return module
 
 
+def all_classes():
+    return [kind for folder in hf_experts.folders() for kind in hf_experts.classes_of(folder)]
+
+
 def quick_classes():
     return [kind for folder in hf_experts.QUICK for kind in hf_experts.classes_of(folder)]
 
@@ -45,7 +63,8 @@ def description(module):
         return "falls back: " + form
     extras = [("interleaved", form.interleaved), ("transposed", form.transposed), ("biases", module.has_bias)]
     extras.append(("norm", module.has_post_expert_norm))
-    return ", ".join([form.activation, *(name for name, is_there in extras if is_there)])
+    text = ", ".join([form.activation, *(name for name, is_there in extras if is_there)])
+    return text + ("; falls back on GPUs" if form.transposed else "")
 
 
 def check(experts_class):
@@ -70,14 +89,18 @@ def one_sentence_says_what_a_version_lacks(rank, world):
         assert len(texts) == 1 and "has no EPImplementationInterface (5.23 has)" in texts[0], texts
     else:
         assert not texts, texts
+    assert len(REGISTRIES) == 3 - len(texts) and all("crossdock" in names for names in REGISTRIES)
+    with unittest.mock.patch.dict(sys.modules, {"transformers.integrations.moe": None}):
+        with raises(ImportError, f"transformers {transformers.__version__} has no ExpertsInterface", "install 5.20 or later"):
+            crossdock.transformers.register()
 
 
 @case(1)
 def ten_families_equal_eager(rank, world):
     found = {description(check(kind)) for kind in quick_classes()}
     assert found >= {
-        *("swiglu", "limited_swiglu", "clamped_swiglu, interleaved, transposed, biases", "geglu_tanh", "squared_relu"),
-        *("swiglu, norm", "clamped_swiglu, transposed, biases"),
+        *("swiglu", "limited_swiglu", "geglu_tanh", "squared_relu", "swiglu, norm"),
+        *(f"clamped_swiglu, {layout}transposed, biases; falls back on GPUs" for layout in ("", "interleaved, ")),
     }, found
     if IS_NEWEST:
         assert len(hf_experts.QUICK) == 10 and "falls back: its gate is none that the library has" in found, found
@@ -85,7 +108,7 @@ def ten_families_equal_eager(rank, world):
 
 @case(1)
 def half_precision_differs_no_more_than_grouped_mm(rank, world):
-    for kind in quick_classes():
+    for kind in all_classes():
         exact = hf_experts.make_experts(kind)
         module = hf_experts.make_experts(kind, dtype=torch.bfloat16)
         exact.load_state_dict({name: value.float() for name, value in module.state_dict().items()})
@@ -133,16 +156,18 @@ def the_eager_forward_of_three_families_refuses_experts_of_other_ranks(rank, wor
 class LowRank(torch.nn.Module):
     def __init__(self, weight):
         super().__init__()
+        self.reads = 0
         self.a = torch.nn.Parameter(torch.randn(weight.shape[0], weight.shape[1], 2) * 0.3)
         self.b = torch.nn.Parameter(torch.randn(weight.shape[0], 2, weight.shape[2]) * 0.3)
 
     def forward(self, weight):
+        self.reads += 1
         return weight + self.a @ self.b
 
 
 @case(1)
 def adapters_of_expert_parameters_are_trained(rank, world):
-    """As PEFT attaches them: a parametrization of a parameter that is frozen."""
+    """A parametrization of a parameter that is frozen. The parameter is computed once per forward."""
     module = hf_experts.make_experts(hf_experts.classes_of("qwen3_moe")[0])
     for name in ("gate_up_proj", "down_proj"):
         getattr(module, name).requires_grad_(False)
@@ -153,10 +178,41 @@ def adapters_of_expert_parameters_are_trained(rank, world):
     results = []
     for implementation in ("crossdock", "eager"):
         module.config._experts_implementation = implementation
+        adapters = [adapter for adapter in module.modules() if isinstance(adapter, LowRank)]
+        for adapter in adapters:
+            adapter.reads = 0
         out = module(x, ids, weights)
+        assert implementation == "eager" or [adapter.reads for adapter in adapters] == [1, 1]
         results.append([out, *torch.autograd.grad(out.square().sum(), [x, weights, *trained])])
     for got, want in zip(*results):
         torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5 * max(1.0, want.abs().max().item()))
+
+
+@case(1)
+def low_rank_adapters_of_peft_train_like_eager(rank, world):
+    """On the experts' parameters of a model, which peft wraps while a forward runs."""
+    if not IS_NEWEST:
+        return  # peft is as new
+    import peft
+
+    names = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    ids = torch.randint(3, 64, (2, 7), generator=torch.Generator().manual_seed(0))
+    results = []
+    for implementation in ("crossdock", "eager"):
+        model = hf_models.make("qwen3_moe", experts_implementation=implementation)
+        adapters = peft.LoraConfig(r=2, target_modules=[], target_parameters=names, init_lora_weights=False)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model = peft.get_peft_model(model, adapters)
+            loss = model(input_ids=ids, labels=ids).loss
+        assert not any("crossdock" in str(warning.message) for warning in caught)
+        loss.backward()
+        results.append({name: p.grad for name, p in model.named_parameters() if p.requires_grad})
+    got, wanted = results
+    assert len(wanted) == 8 and all("experts" in name for name in wanted), list(wanted)
+    scale = max(grad.abs().max() for grad in wanted.values())
+    for name, grad in wanted.items():
+        assert (got[name] - grad).abs().max() <= 2e-5 * scale, name
 
 
 @case(1)
@@ -194,11 +250,36 @@ def a_fallback_warns_once_and_says_why(rank, world):
 
 
 @case(1)
-def fp8_experts_find_the_name(rank, world):
-    from transformers.integrations.finegrained_fp8 import ALL_FP8_EXPERTS_FUNCTIONS
+def tensor_subclasses_fall_back(rank, world):
+    """torchao's tensors and DTensor are such."""
+    experts._warned.clear()
+    plain = hf_experts.make_experts(hf_experts.classes_of("mixtral")[0])
+    x, ids, weights = hf_experts.inputs_of(plain, 9)
+    wanted = plain(x, ids, weights)
+    module = hf_experts.double(hf_experts.make_experts(type(plain), "crossdock"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.testing.assert_close(module(x, ids, weights), wanted, rtol=2e-5, atol=2e-5)
+    (text,) = [str(warning.message) for warning in caught if "crossdock" in str(warning.message)]
+    assert "MixtralExperts: its parameters are of type Doubled" in text, text
+    mesh = init_device_mesh("cpu", (1,))
+    module.gate_up_proj = torch.nn.Parameter(distribute_tensor(plain.gate_up_proj.detach(), mesh, [Shard(0)]))
+    assert "of type DTensor" in refusal_of(module, parameters_of(module), x)
 
-    own = ALL_FP8_EXPERTS_FUNCTIONS["grouped_mm"]
-    assert ALL_FP8_EXPERTS_FUNCTIONS.get_interface("crossdock", None) is not own
+
+@case(1)
+def fp8_experts_warn_once_and_run(rank, world):
+    """transformers' fp8 classes look in a registry of their own."""
+    experts._warned.clear()
+    model = hf_models.make("qwen3_moe", experts_implementation="crossdock")
+    module, plain = hf_experts.make_fp8_experts(model)
+    x, ids, weights = hf_experts.inputs_of(plain, 9)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            torch.testing.assert_close(module(x, ids, weights), plain(x, ids, weights), rtol=2e-5, atol=2e-5)
+    (text,) = [str(warning.message) for warning in caught if "crossdock" in str(warning.message)]
+    assert "FP8Experts: its parameters are quantised" in text, text
 
 
 @case(1)
@@ -217,11 +298,26 @@ def a_gate_that_the_library_has_is_found_whatever_its_class(rank, world):
 
 
 @case(1)
+def compilers_fail_in_grouped_mm_of_5_20(rank, world):
+    """For fp32 and transposed parameters, as docs/transformers.md says; later versions are repaired."""
+    torch._dynamo.reset()
+    module = hf_experts.make_experts(hf_experts.classes_of("gpt_oss")[0], "grouped_mm")
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    inputs = hf_experts.inputs_of(module, 9)
+    if transformers.__version__.startswith("5.20."):
+        with raises(Exception, ""):
+            compiled(*inputs)
+    else:
+        compiled(*inputs)
+
+
+@case(1)
 def compilers_keep_one_graph(rank, world):
     classes = [hf_experts.classes_of(folder)[0] for folder in ("gpt_oss", "muse_spark")]
     modules = [hf_experts.make_experts(kind, "crossdock") for kind in classes]
     if IS_NEWEST:  # a fallback; 5.20's own function for fp32 fails in compilers
         modules.append(make_exotic())
+    experts._warned.clear()
     for module in modules:
         torch._dynamo.reset()
         compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
@@ -233,6 +329,25 @@ def compilers_keep_one_graph(rank, world):
             grads = torch.autograd.grad(got.square().sum(), (x, weights, module.down_proj))
             for a, b in zip(grads, torch.autograd.grad(module(*inputs).square().sum(), (x, weights, module.down_proj))):
                 torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-5)
+    assert len(experts._warned) == len(modules) - 2  # while it was compiled
+
+
+@case(1)
+def compilers_do_not_compile_again_for_each_number_of_tokens(rank, world):
+    """T becomes a symbol; what depends on it, as a row limit on a GPU, is found when the compiled code runs."""
+    torch._dynamo.reset()
+    module = hf_experts.make_experts(hf_experts.classes_of("qwen3_moe")[0], "crossdock")
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(module, backend=backend, fullgraph=True)
+    for tokens in (9, 4, 17, 100):
+        inputs = hf_experts.inputs_of(module, tokens)
+        torch.testing.assert_close(compiled(*inputs), module(*inputs), rtol=2e-5, atol=2e-5)
+    assert len(graphs) == 2, len(graphs)  # one for 9 tokens, one for any number
 
 
 @case(1)
@@ -251,14 +366,8 @@ def autocast_computes_in_its_dtype(rank, world):
 
 @case(1)
 def a_row_limit_for_gpus_covers_all_routes(rank, world):
-    made = []
-    original, dispatchers.dispatcher_of = dispatchers.dispatcher_of, lambda group, **config: made.append(config["max_rows"])
-    try:
-        for routes in (0, 1, 15, 16, 17, 1000, 65536, 70001):
-            dispatchers.local_dispatcher(E, K, D, routes)
-            assert max(routes, 1) <= made[-1] <= max(routes * 9 / 8, 16), (routes, made[-1])
-    finally:
-        dispatchers.dispatcher_of = original
+    for routes in (0, 1, 15, 16, 17, 1000, 65536, 70001):
+        assert max(routes, 1) <= row_limit(routes) <= max(routes * 9 / 8, 16), (routes, row_limit(routes))
 
 
 @case(1)
@@ -277,12 +386,14 @@ def models_generate_and_train_like_eager(rank, world):
 
 @case(1)
 def all_classes_equal_eager_and_are_in_the_table(rank, world):
-    table = PAGE.read_text().split("| class | runs as |")[1].split("\n\n")[0]
+    text = PAGE.read_text()
+    counts = f"{len(all_classes())} classes in {len(hf_experts.folders())} folders"
+    assert not IS_NEWEST or counts in text, f"docs/transformers.md must have: {counts}"
+    table = text.split("| class | runs as |")[1].split("\n\n")[0]
     listed = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|$", table, re.MULTILINE))
-    for folder in hf_experts.folders():
-        for kind in hf_experts.classes_of(folder):
-            text = description(check(kind))
-            assert listed.pop(kind.__name__, None) == text, f"docs/transformers.md must have | `{kind.__name__}` | {text} |"
+    for kind in all_classes():
+        text = description(check(kind))
+        assert listed.pop(kind.__name__, None) == text, f"docs/transformers.md must have | `{kind.__name__}` | {text} |"
     assert not (listed and IS_NEWEST), f"docs/transformers.md lists classes that transformers lacks: {sorted(listed)}"
 
 

@@ -1,4 +1,5 @@
 """The experts classes of the installed transformers, made tiny."""
+import copy
 import importlib
 import inspect
 import os
@@ -8,6 +9,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
+from torch.utils._pytree import tree_map  # noqa: E402
+from transformers.integrations import finegrained_fp8  # noqa: E402
 
 E, K, D, F, LIMIT = 8, 3, 16, 24, 0.5  # values beyond the limit are common
 
@@ -76,17 +79,18 @@ def inputs_of(module, tokens, dtype=torch.float32, seed=1):
     """Tokens, ids and weights; one expert has no token."""
     generator = torch.Generator().manual_seed(seed)
     width = (module.down_proj.shape[2] if module.is_transposed else module.down_proj.shape[1])
-    x = torch.randn((tokens, width), generator=generator).to(dtype).requires_grad_()
+    x = torch.randn((tokens, width), generator=generator)
     ids = torch.rand((tokens, E - 1), generator=generator).argsort(dim=1)[:, :K].contiguous()
-    weights = torch.rand((tokens, K), generator=generator).to(dtype).requires_grad_()
-    return x, ids, weights
+    weights = torch.rand((tokens, K), generator=generator)
+    device = module.down_proj.device
+    return x.to(device, dtype).requires_grad_(), ids.to(device), weights.to(device, dtype).requires_grad_()
 
 
 def results_of(module, x, ids, weights, implementation):
     """The output, and the gradients of tokens, weights and every parameter."""
     module.config._experts_implementation = implementation
     out = module(x, ids, weights)
-    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(2)).to(out.dtype)
+    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(2)).to(out)
     named = dict(module.named_parameters())
     grads = torch.autograd.grad(out, [x, weights, *named.values()], direction, allow_unused=True)
     return {"out": out.detach(), **dict(zip(("x", "weights", *named), grads))}
@@ -103,6 +107,64 @@ def largest_difference(got, wanted):
         assert got[name].shape == want.shape and got[name].dtype == want.dtype, name
         worst = max(worst, (difference, name))
     return worst
+
+
+class Doubled(torch.Tensor):
+    """A tensor subclass as quantisers make them: its values are not in memory of its own."""
+
+    @staticmethod
+    def __new__(cls, half):
+        return torch.Tensor._make_wrapper_subclass(cls, half.shape, dtype=half.dtype)
+
+    def __init__(self, half):
+        self.half = half
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, inputs=(), options=None):
+        if function is torch.ops.aten.detach.default:
+            return cls(inputs[0].half)
+        inputs, options = tree_map(lambda value: 2 * value.half if isinstance(value, cls) else value, (inputs, options or {}))
+        return function(*inputs, **options)
+
+
+def double(module):
+    """The module with the same values in Doubled parameters."""
+    for name in ("gate_up_proj", "down_proj"):
+        half = getattr(module, name).detach() / 2
+        setattr(module, name, torch.nn.Parameter(Doubled(half), requires_grad=False))
+    return module
+
+
+BLOCK = 8  # of fp8 weights
+
+
+def make_fp8_experts(model):
+    """The experts of a layer after transformers has put its fp8 classes into the model, with values; and plain experts with the
+    same values. Products of fp8, for which transformers needs a GPU, are replaced."""
+    plain = copy.deepcopy(model.model.layers[0].mlp.experts)
+    quantisation = transformers.FineGrainedFP8Config(weight_block_size=(BLOCK, BLOCK))
+    finegrained_fp8.replace_with_fp8_linear(model, quantization_config=quantisation)
+    module = model.model.layers[0].mlp.experts.to_empty(device="cpu")
+    with torch.no_grad():
+        for name in ("gate_up_proj", "down_proj"):
+            weight, scale = getattr(module, name), getattr(module, name + "_scale_inv")
+            weight.copy_(torch.randn(weight.shape))
+            scale.uniform_(0.1, 0.3)
+            getattr(plain, name).copy_(values_of_fp8(weight, scale))
+    plain.config = copy.copy(plain.config)
+    plain.config._experts_implementation = "eager"
+    finegrained_fp8._FINEGRAINED_FP8 = finegrained_fp8.FineGrainedFP8(None, None, fp8_products)
+    return module, plain
+
+
+def values_of_fp8(weight, scale):
+    return weight.float() * scale.repeat_interleave(BLOCK, 1).repeat_interleave(BLOCK, 2)
+
+
+def fp8_products(rows, weight, scale, *_, offsets, **__):
+    starts = [0, *offsets.tolist()]
+    made = [rows[a:b] @ w.t() for a, b, w in zip(starts, starts[1:], values_of_fp8(weight, scale).to(rows.dtype))]
+    return torch.cat(made)
 
 
 FAMILIES = (

@@ -68,5 +68,5 @@ def folder(family):
         shutil.rmtree(made[0])
 
 
-def load(family, path, **options):
-    return AutoModelForCausalLM.from_pretrained(f"{path}/{family}", dtype=torch.float32, **options)
+def load(family, path, dtype=torch.float32, **options):
+    return AutoModelForCausalLM.from_pretrained(f"{path}/{family}", dtype=dtype, **options)

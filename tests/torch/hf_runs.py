@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 
-from launch import PATIENCE, connect, start_ranks, wait_for
+from launch import PATIENCE, connect, start_ranks, wait_for, wait_for_file
 from readme import python_blocks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 WORLD, VICTIM = 4, 2
+PLACES = {"forward": 2, "backward": 1}  # where the victim dies, and tp_size
 README_WORLD = 8  # tp_size 2 · fsdp_size 4
 README_MODEL = "Qwen/Qwen3-30B-A3B"  # here a tiny one, in a folder of this name
 USE = """
@@ -24,36 +26,52 @@ print(f"loss {model(input_ids=ids, labels=ids).loss.item():.5f}", flush=True)
 """
 
 
-def killed(rank, folder):
-    """The victim dies in a layer, in which the others wait for its tokens."""
+def die(*_):
+    time.sleep(1)  # whatever torch's own collectives had begun is over
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed(rank, folder, place):
+    """The victim dies in a layer, in which the others wait for its tokens or gradients."""
     connect(rank, WORLD, folder)
     import hf_models
     import torch
     from transformers.distributed import DistributedConfig
 
     import crossdock.transformers
+    from crossdock.torch import calls
     from crossdock.transformers import expert_parallel
 
+    tp = PLACES[place]
     crossdock.transformers.register(arrival_deadline=PATIENCE)
     with hf_models.folder("qwen3_moe") as path:
-        parallel = DistributedConfig(fsdp_size=WORLD, ep_size=WORLD, ep_implementation="crossdock")
+        parallel = DistributedConfig(tp_size=tp, fsdp_size=WORLD // tp, ep_size=WORLD, ep_implementation="crossdock")
         model = hf_models.load("qwen3_moe", path, distributed_config=parallel)
-    ids = torch.randint(3, 64, (2, 8))
+    ids = torch.randint(3, 64, (2, 8), generator=torch.Generator().manual_seed(rank // tp))
     model(input_ids=ids, labels=ids).loss.backward()
     if rank == VICTIM:
-        expert_parallel.ops.dispatch = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        if place == "forward":
+            expert_parallel.take_part = die
+        else:
+            calls.combine_backward = die
     try:
-        model(input_ids=ids)
+        model(input_ids=ids, labels=ids).loss.backward()
     except crossdock.Error as error:
-        assert error.culprit == VICTIM and f"rank {VICTIM}" in str(error), error
-        print(f"    rank {rank}: {error}", flush=True)
+        shares_tokens = place == "forward" and rank // tp == VICTIM // tp
+        culprit = VICTIM % tp if shares_tokens else VICTIM  # in its group
+        assert error.culprit == culprit and f"rank {culprit}" in str(error), error
+        assert ("ranks [2, 3] of the job" in str(error)) == shares_tokens, error
+        print(f"    {place}, rank {rank}: {error}", flush=True)
+        (folder / f"named {rank}").touch()
+        for other in set(range(WORLD)) - {VICTIM}:
+            wait_for_file(folder / f"named {other}")  # otherwise others may see this rank end first
         os._exit(0)
     sys.exit("the death of a rank went unnoticed")
 
 
-def run_killed():
+def run_killed(place):
     with tempfile.TemporaryDirectory() as folder:
-        codes = wait_for(start_ranks(WORLD, [__file__, folder]), PATIENCE)
+        codes = wait_for(start_ranks(WORLD, [__file__, folder, place]), PATIENCE, grace=30)
     assert codes == [-signal.SIGKILL if rank == VICTIM else 0 for rank in range(WORLD)], codes
 
 
@@ -94,8 +112,9 @@ def run_readme():
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        killed(int(sys.argv[2]), pathlib.Path(sys.argv[1]))
-    run_killed()
+        killed(int(sys.argv[3]), pathlib.Path(sys.argv[1]), sys.argv[2])
+    for place in PLACES:
+        run_killed(place)
     run_example()
     run_readme()
-    print("killed rank, example and README: passed")
+    print("killed ranks, example and README: passed")

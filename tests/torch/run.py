@@ -35,6 +35,7 @@ SETS = {  # modules, and the numbers of ranks that they have cases for, in this 
     "transformers-parallel": (["case_hf_parallel"], [2, 4]),  # 5.23 or later
     "cuda": (["case_cuda", "case_cuda_layer"], [1, 2]),
     "cuda-frameworks": (["case_cuda_megatron", "case_cuda_titan"], [1, 2]),
+    "cuda-transformers": (["case_cuda_hf"], [1, 2]),
 }
 
 

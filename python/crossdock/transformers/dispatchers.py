@@ -3,7 +3,6 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
 
 import crossdock
 from crossdock.torch import Dispatcher
-from crossdock.torch.groups import group_of_one
 
 
 class Options(NamedTuple):
@@ -28,16 +27,3 @@ def dispatcher_of(group: crossdock.Group, **config: Any) -> int:
     if names not in of_group:
         of_group[names] = Dispatcher(group, **config)
     return of_group[names]._key
-
-
-def local_dispatcher(num_experts: int, top_k: int, width: int, num_routes: Optional[int]) -> int:
-    """dispatcher_of for grouping the rows of this rank's experts.
-
-    num_routes: T * K for tokens on a GPU, where a row limit spares the wait for the number of rows. It is rounded up to one of
-    eight sizes per power of two, so that few dispatchers are made.
-    """
-    max_rows = None
-    if num_routes is not None:
-        step = 1 << max(num_routes.bit_length() - 4, 0)
-        max_rows = max(-(-num_routes // step) * step, 1)
-    return dispatcher_of(group_of_one(), num_experts=num_experts, top_k=top_k, width=width, max_rows=max_rows)

@@ -1,14 +1,17 @@
 """Expert parallelism of transformers by the library's dispatcher: `ep_implementation="crossdock"`."""
-from typing import Any, Tuple
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from transformers.distributed.expert_parallel import EPImplementation
 
+import crossdock
 from crossdock.torch import group, ops
+from crossdock.torch.calls import core_of
 
 from . import dispatchers
-from .experts import compute, examine, to_computing_dtype
+from .experts import compute, examine
+from .forms import DTYPES, computing_dtype, parameters_of
+from .shared_tokens import SharedTokens, join_parts, take_part
 from .tracing import evaluated_while_tracing
 
 
@@ -25,34 +28,52 @@ class CrossdockEP(EPImplementation):
         self.options = dispatchers.options
         self.num_experts = self.num_local_experts * ep_mesh.size()
         self.group = group(ep_mesh.get_group(), **self.options.group_options)
+        is_shared = tp_mesh.size() > 1
+        self.shared = SharedTokens(tp_mesh.get_group(), self.options.group_options) if is_shared else None
 
     def __call__(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
-        if self.tp_mesh.size() == 1:
+        if self.shared is None:
             return self._exchange(hidden_states, top_k_index, top_k_weights)
-        part = _Part.of(hidden_states.shape[0], self.tp_mesh)
-        x, weights = (_TakePart.apply(tensor, part) for tensor in (hidden_states, top_k_weights))
-        return _JoinParts.apply(self._exchange(x, top_k_index[part.begin : part.end], weights), part)
+        key = _key_of(self.shared)
+        try:
+            x, weights = take_part(hidden_states, top_k_weights, key)
+        except crossdock.Error as error:
+            if error.code == crossdock.ErrorCode.MISMATCH:  # others wait for the tokens
+                core_of(_dispatcher_of(self, top_k_index.shape[1], hidden_states.shape[1])).refuse(error)
+            raise
+        out = self._exchange(x, self.shared.take(top_k_index), weights)
+        return join_parts(out, hidden_states.shape[0], key)
 
     def _exchange(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        refusal = examine(self.experts, x)
-        tokens = x if refusal is not None else to_computing_dtype(self.experts, x)
+        parameters = parameters_of(self.experts)
+        refusal = examine(self.experts, parameters, x)
+        tokens = x if refusal is not None else x.to(computing_dtype(x, parameters[0]))
         dispatcher = _dispatcher_of(self, ids.shape[1], tokens.shape[1])
         rows, _, tokens_per_expert, plan = ops.dispatch(tokens, ids, weights, dispatcher, False)
         if refusal is None:
-            y = compute(self.experts, rows, tokens_per_expert)
+            y = compute(self.experts, parameters, rows, tokens_per_expert)
         else:
             y = self._by_their_own_forward(rows, tokens_per_expert)
         return ops.combine(y, weights, ids, plan).to(x.dtype)
 
     def _by_their_own_forward(self, rows: torch.Tensor, tokens_per_expert: torch.Tensor) -> torch.Tensor:
-        """The experts' own forward, with one route per row. Every parameter takes part, because all ranks reduce its gradient."""
-        unused = sum(p.flatten()[:0].sum() for p in self.experts.parameters() if p.requires_grad)
+        """The experts' own forward, with one route per row. Every parameter takes part, because all ranks reduce its gradient;
+        quantised ones have none."""
+        trained = (p for p in self.experts.parameters() if p.requires_grad and p.dtype in DTYPES)
+        unused = sum(p.flatten()[:0].sum() for p in trained)
         if rows.shape[0] == 0:
             return rows + unused
         ends = tokens_per_expert.cumsum(0)
         ids = torch.searchsorted(ends, torch.arange(rows.shape[0], device=rows.device), right=True)
-        here = (ids < self.num_local_experts).to(rows.dtype)  # not the rows after those of the last expert
-        return self.experts_forward(rows, ids[:, None], here[:, None]) + unused
+        here = (ids < self.num_local_experts)[:, None]
+        # With max_rows on a GPU there are rows after those of the last expert. Not every forward accepts ids beyond it.
+        ids = ids.clamp(max=self.num_local_experts - 1)[:, None]
+        return self.experts_forward(rows.masked_fill(~here, 0), ids, here.to(rows.dtype)) + unused
+
+
+@evaluated_while_tracing
+def _key_of(tokens: SharedTokens) -> int:
+    return tokens.key
 
 
 @evaluated_while_tracing
@@ -67,52 +88,3 @@ def _dispatcher_of(implementation: CrossdockEP, top_k: int, width: int) -> int:
         strategy=options.strategy,
         partial_sums=options.partial_sums,
     )
-
-
-class _Part:
-    """The tokens [begin, end) of T that this rank sends; `padded` per rank."""
-
-    def __init__(self, num_tokens: int, rank: int, size: int, process_group: Any):
-        self.num_tokens, self.size, self.process_group = num_tokens, size, process_group
-        self.padded = -(-num_tokens // size)
-        self.begin, self.end = (min(r * self.padded, num_tokens) for r in (rank, rank + 1))
-
-    @staticmethod
-    def of(num_tokens: int, mesh: Any) -> "_Part":
-        return _Part(num_tokens, mesh.get_local_rank(), mesh.size(), mesh.get_group())
-
-    def take(self, whole: torch.Tensor) -> torch.Tensor:
-        return whole[self.begin : self.end].contiguous()
-
-    def join(self, part: torch.Tensor) -> torch.Tensor:
-        padded = part.new_zeros((self.padded, *part.shape[1:]))
-        padded[: part.shape[0]] = part
-        whole = part.new_empty((self.size * self.padded, *part.shape[1:]))
-        dist.all_gather_into_tensor(whole, padded, group=self.process_group)
-        return whole[: self.num_tokens]
-
-
-class _TakePart(torch.autograd.Function):
-    """whole [T, ...] -> part. The gradient is complete, and the same on all ranks that share the tokens."""
-
-    @staticmethod
-    def forward(ctx: Any, whole: torch.Tensor, part: _Part) -> torch.Tensor:
-        ctx.part = part
-        return part.take(whole)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Tuple:
-        return ctx.part.join(grad), None
-
-
-class _JoinParts(torch.autograd.Function):
-    """part -> whole [T, ...]. Its gradient is the same on all ranks that share the tokens."""
-
-    @staticmethod
-    def forward(ctx: Any, part_rows: torch.Tensor, part: _Part) -> torch.Tensor:
-        ctx.part = part
-        return part.join(part_rows)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Tuple:
-        return ctx.part.take(grad), None

@@ -7,9 +7,8 @@ import torch
 from crossdock.torch import ops
 from crossdock.torch.library_experts import expert_mlp
 
-from .dispatchers import local_dispatcher
-from .forms import computing_dtype, form_of, parameters_of, refusal_of
-from .tracing import evaluated_while_tracing
+from .forms import Parameters, computing_dtype, form_of, parameters_of, refusal_of
+from .local_dispatch import dispatch_here
 
 _warned: Set[Tuple[str, str]] = set()
 
@@ -18,46 +17,35 @@ def experts_forward(
     self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
     """hidden_states [T, D], ids and weights [T, K] -> [T, D]. Ids outside [0, num_experts) are experts of other ranks."""
-    refusal = examine(self, hidden_states)
-    if refusal is not None:
+    parameters = parameters_of(self)
+    if examine(self, parameters, hidden_states) is not None:
         from transformers.integrations.moe import grouped_mm_experts_forward
 
         return grouped_mm_experts_forward(self, hidden_states, top_k_index, top_k_weights)
-    num_experts = parameters_of(self)[0].shape[0]
-    tokens = to_computing_dtype(self, hidden_states)
+    num_experts = parameters[0].shape[0]
+    tokens = hidden_states.to(computing_dtype(hidden_states, parameters[0]))
     ids = top_k_index.masked_fill((top_k_index < 0) | (top_k_index >= num_experts), -1)
-    dispatcher = _dispatcher_of(self, ids.shape[1], tokens.shape[1], ids.numel() if ids.is_cuda else -1)
-    rows, _, tokens_per_expert, plan = ops.dispatch(tokens, ids, top_k_weights, dispatcher, False)
-    y = compute(self, rows, tokens_per_expert[:num_experts])
+    # At least K experts, as dispatchers need; those that are not here have no routes.
+    rows, _, tokens_per_expert, plan = dispatch_here(tokens, ids, top_k_weights, max(num_experts, ids.shape[1]), False)
+    y = compute(self, parameters, rows, tokens_per_expert[:num_experts])
     return ops.combine(y, top_k_weights, ids, plan).to(hidden_states.dtype)
 
 
-@evaluated_while_tracing
-def _dispatcher_of(module: Any, top_k: int, width: int, num_routes: int) -> int:
-    # At least K experts, as dispatchers need; those that are not here have no routes.
-    num_experts = max(parameters_of(module)[0].shape[0], top_k)
-    return local_dispatcher(num_experts, top_k, width, num_routes if num_routes >= 0 else None)
-
-
-def examine(module: Any, tokens: torch.Tensor) -> Optional[str]:
+def examine(module: Any, parameters: Parameters, tokens: torch.Tensor) -> Optional[str]:
     """Why the library cannot compute the module's experts, which is also a warning, once; None: it can."""
-    refusal = refusal_of(module, tokens)
+    refusal = refusal_of(module, parameters, tokens)
     if refusal is not None:
         _warn_once(type(module).__name__, refusal)
     return refusal
 
 
-def to_computing_dtype(module: Any, tokens: torch.Tensor) -> torch.Tensor:
-    return tokens.to(computing_dtype(tokens, parameters_of(module)[0]))
-
-
-def compute(module: Any, rows: torch.Tensor, tokens_per_expert: torch.Tensor) -> torch.Tensor:
+def compute(module: Any, parameters: Parameters, rows: torch.Tensor, tokens_per_expert: torch.Tensor) -> torch.Tensor:
     """rows [R, D], grouped by expert -> y [R, D], before the weights of the routes."""
-    parameters = [None if p is None else p.to(rows.dtype) for p in parameters_of(module)]
+    cast = [None if p is None else p.to(rows.dtype) for p in parameters]
     form = form_of(module)
     # Compilers cannot unpack the form.
     options = (form.activation, form.limit, form.interleaved, form.transposed, form.weights_in, form.recompute)
-    y = expert_mlp(rows, None, *parameters, tokens_per_expert, *options, torch.is_grad_enabled())[0]
+    y = expert_mlp(rows, None, *cast, tokens_per_expert, *options, torch.is_grad_enabled())[0]
     return module.post_expert_norm(y) if module.has_post_expert_norm else y
 
 
@@ -76,6 +64,7 @@ def register_for_fp8(name: str) -> None:
     FP8ExpertsInterface.register(name, forward)
 
 
+@torch._dynamo.assume_constant_result  # compilers cannot trace a warning
 def _warn_once(name: str, reason: str) -> None:
     if (name, reason) not in _warned:
         _warned.add((name, reason))

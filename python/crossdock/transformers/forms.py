@@ -9,8 +9,9 @@ from crossdock.torch.library_experts import Form
 
 from .tracing import evaluated_while_tracing
 
-_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _GPU_DTYPES = (torch.bfloat16, torch.float16)  # for others torch's products are at least as fast
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)  # subclasses, such as those of torchao and DTensor, hold values elsewhere
 
 _PLAIN: Dict[str, Callable] = {
     "gelu": functional.gelu,
@@ -33,8 +34,11 @@ _GATED: Dict[str, Callable] = {
 }
 
 
-def parameters_of(module: Any) -> Tuple[Any, Any, Any, Any]:
-    """w1, w2 and the biases or None, as the module has them."""
+Parameters = Tuple[Any, Any, Any, Any]  # w1, w2 and the biases or None
+
+
+def parameters_of(module: Any) -> Parameters:
+    """As the module has them. Once per forward: adapters compute a parameter each time that it is read."""
     up = "gate_up_proj" if module.has_gate else "up_proj"
     names = (up, "down_proj", *((up + "_bias", "down_proj_bias") if module.has_bias else ()))
     found = [getattr(module, name, None) for name in names]
@@ -51,14 +55,19 @@ def form_of(module: Any) -> Union[Form, str]:
     return found
 
 
-def refusal_of(module: Any, tokens: torch.Tensor) -> Optional[str]:
+def refusal_of(module: Any, parameters: Parameters, tokens: torch.Tensor) -> Optional[str]:
     """Why the library cannot compute these tokens with the module's parameters; None: it can."""
+    w1, w2, b1, b2 = parameters
+    if w1 is None or w2 is None:
+        return "it has no fused parameters"
     form = form_of(module)
     if isinstance(form, str):
         return form
-    w1, w2, b1, b2 = parameters_of(module)
     given = [p for p in (w1, w2, b1, b2) if p is not None]
-    if any(not isinstance(p, torch.Tensor) or p.dtype not in _DTYPES or p.dtype != w1.dtype for p in given):
+    special = [type(p).__name__ for p in given if type(p) not in _PLAIN_TYPES]
+    if special:
+        return f"its parameters are of type {special[0]}, whose values the library cannot read"
+    if any(p.dtype not in DTYPES or p.dtype != w1.dtype for p in given):
         return "its parameters are quantised, or differ in dtype"
     if w1.dim() != 3 or w2.dim() != 3 or w1.shape[0] != w2.shape[0]:
         return f"its parameters have the shapes {list(w1.shape)} and {list(w2.shape)}"
@@ -79,9 +88,6 @@ def computing_dtype(tokens: torch.Tensor, w1: torch.Tensor) -> torch.dtype:
 
 
 def _find_form(module: Any) -> Union[Form, str]:
-    w1, w2, _, _ = parameters_of(module)
-    if w1 is None or w2 is None:
-        return "it has no fused parameters"
     limits = _limits_of(module)
     if module.has_gate:
         activation, limit = _gate_of(module, limits)
