@@ -8,12 +8,11 @@ from torch import nn
 import crossdock
 from crossdock._layer import update_expert_bias
 
-from .calls import routes_of
+from .calls import dropped
 from .dispatcher import Dispatcher
 from .experts import GroupedExperts, library_computes
 from .groups import group_of
 from .layer_config import DispatchOptions, make_config, stand_in
-from .library_layer import moe_layer
 from .registration import HAS_OPERATORS, is_observed, is_transformed, transform_error
 from .report import LayerReport
 from .routing import Tokens, attach_losses, best_experts, checked_ids, choose, losses_of, sum_over_group, weights_of
@@ -435,9 +434,8 @@ class MoELayer(nn.Module):
         if not self._is_whole(has_routes):
             self._state.report = None  # until a forward in steps fills it
         if not has_routes and self._is_one_operator(tokens):
-            parameters = (self.router.weight, self.experts.w1, self.experts.w2)
-            options = (self.dispatcher._key, self.score, self.normalise, self.scale)
-            return moe_layer(tokens, *parameters, *options, torch.is_grad_enabled())[0].reshape(x.shape)
+            inputs = (tokens, self.router.weight, None, self.experts.w1, self.experts.w2, *(None,) * 12)
+            return whole_layer(*inputs, self._state.key, 1, 0, self.training, torch.is_grad_enabled())[0].reshape(x.shape)
         given = (padding_mask, sequence_ids, forced_ids, token_ids)
         try:
             known = self._tokens(x, given, num_sequences, total_sequences)
@@ -499,8 +497,8 @@ class MoELayer(nn.Module):
         sent = self.dispatcher.dispatch(tokens, expert_ids, weights, row_weights=in_experts)
         if has_options and not (HAS_OPERATORS and is_observed(tokens)):
             counts = sent.tokens_per_expert
-            dropped = torch.tensor(routes_of(sent.handle.plan).dropped(), dtype=torch.int64, device=tokens.device)
-            given = (expert_ids.int(), weights, load, dropped, counts, losses)
+            drops = torch.tensor(dropped(sent.handle.plan), dtype=torch.int64, device=tokens.device)
+            given = (expert_ids.int(), weights, load, drops, counts, losses)
             self._state.report = LayerReport(*(value.detach() for value in given), self._state.ranks, self._state.num_ranks)
         extra = (sent.row_weights,) if in_experts else ()
         y = self.experts(sent.rows, sent.tokens_per_expert, *extra)

@@ -1,5 +1,6 @@
 """The configuration of a MoELayer, checked when it is made."""
 import difflib
+import functools
 import math
 import numbers
 from dataclasses import dataclass, fields, replace
@@ -124,7 +125,7 @@ class LayerConfig(DispatchOptions, ExpertOptions, RouterOptions):
     def is_normalised(self) -> bool:
         return self.normalise and self.score != "softmax_after_top_k"
 
-    @property
+    @functools.cached_property
     def is_plain(self) -> bool:
         """Whether all options are those that the first version of MoELayer had."""
         rest = (field for field in fields(self) if field.name not in _PLAIN and field.name not in _DISPATCH)
