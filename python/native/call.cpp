@@ -205,22 +205,21 @@ Owned Call::output(const char* name, PyObject* like, std::initializer_list<int64
   for (const int64_t size : shape) {
     if (sizes) PyTuple_SetItem(sizes.get(), dim++, PyLong_FromLongLong(size));
   }
-  const Owned method(PyObject_GetAttrString(like, "new_empty"));
-  Owned made(sizes && method ? PyObject_Call(method.get(), sizes.get(), dtype) : nullptr);
-  return described_output(name, std::move(made), described);
+  return new_empty(name, like, sizes, dtype, described);
 }
 
 Owned Call::output_like(const char* name, PyObject* like, PyObject* dtype,
                         crossdock_tensor& described) {
   if (has_error_ || refusal_) return nullptr;
-  const Owned shape(PyObject_GetAttrString(like, "shape"));
+  const Owned shape(PyObject_GetAttr(like, torch.shape));
   const Owned sizes(shape ? PyTuple_Pack(1, shape.get()) : nullptr);
-  const Owned method(PyObject_GetAttrString(like, "new_empty"));
-  Owned made(sizes && method ? PyObject_Call(method.get(), sizes.get(), dtype) : nullptr);
-  return described_output(name, std::move(made), described);
+  return new_empty(name, like, sizes, dtype, described);
 }
 
-Owned Call::described_output(const char* name, Owned made, crossdock_tensor& described) {
+Owned Call::new_empty(const char* name, PyObject* like, const Owned& sizes, PyObject* dtype,
+                      crossdock_tensor& described) {
+  const Owned method(sizes ? PyObject_GetAttr(like, torch.new_empty) : nullptr);
+  Owned made(method ? PyObject_Call(method.get(), sizes.get(), dtype) : nullptr);
   bool is_contiguous = false;
   if (!made) {
     refuse_error(name);
