@@ -241,7 +241,7 @@ def measure_layer(group, device):
         if is_on_gpu:
             kernels, copies = num_kernels(call)
             launch = microseconds(lambda: torch.cuda._sleep(0), num_calls=16, is_on_gpu=True)
-            line += f"; {kernels} kernels, of which {copies} copies: {kernels * launch:.1f} us in empty launches of {launch:.2f} us"
+            line += f"; {kernels} kernels, of which {copies} copies: {kernels * launch:.1f} us as empty launches of {launch:.2f}"
         print(line, flush=True)
 
 

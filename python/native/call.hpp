@@ -14,8 +14,8 @@
 #include <memory>
 #include <utility>
 
+#include "capi/dlpack.hpp"
 #include "crossdock/crossdock.h"
-#include "dlpack.hpp"
 
 namespace torch_calls {
 

@@ -28,7 +28,8 @@ def the_module_is_there_on_gpus(rank, world):
 @case(1, 2)
 def results_on_gpus_are_those_of_the_plain_calls(rank, world):
     dispatcher = Dispatcher(num_experts=E, top_k=K, width=D, max_routes_per_token=K)
-    kinds = itertools.product((torch.float32, torch.bfloat16, torch.float16), (torch.int32, torch.int64, torch.bool), (False, True))
+    dtypes, ids_dtypes = (torch.float32, torch.bfloat16, torch.float16), (torch.int32, torch.int64, torch.bool)
+    kinds = itertools.product(dtypes, ids_dtypes, (False, True))
     for dtype, ids_dtype, with_row_weights in kinds:
         x, ids, weights = (given.detach() for given in make(rank, dtype))
         if ids_dtype == torch.bool:

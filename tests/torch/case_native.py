@@ -146,7 +146,8 @@ def numbers_of_nothing_are_refused(rank, world):
     core = dispatcher._core
     dispatcher.close()
     for made_by in WAYS:
-        assert "the dispatcher has been closed" in str(error_of(lambda: made_by.dispatch(x, ids, weights, key, False)))  # noqa: B023
+        error = error_of(lambda: made_by.dispatch(x, ids, weights, key, False))  # noqa: B023
+        assert "the dispatcher has been closed" in str(error)
     del dispatcher, rows, core
     gc.collect()
     for made_by in WAYS:

@@ -1,5 +1,5 @@
 """Dispatcher: carries tokens to the ranks of their experts, and the results back, with gradients."""
-from typing import Any, List, NamedTuple, NoReturn, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, List, NamedTuple, NoReturn, Optional, Tuple
 
 import torch
 
@@ -12,6 +12,11 @@ from .core import Core
 from .groups import group_of
 from .pending import Pending, PendingDispatch
 from .registration import is_transformed, transform_error
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from crossdock._dispatcher import DispatchOptions
 
 
 class Handle(NamedTuple):
@@ -70,47 +75,10 @@ class Dispatcher(Shared):
     """
 
     def __init__(
-        self,
-        group: Any = None,
-        *,
-        num_experts: int,
-        top_k: int,
-        width: int,
-        alignment: int = 1,
-        max_rows: Optional[int] = None,
-        placement: Optional[Sequence[int]] = None,
-        strategy: str = "auto",
-        capacity_factor: Optional[float] = None,
-        capacity_tokens: Optional[int] = None,
-        pad_to_capacity: bool = False,
-        drop_policy: str = "position",
-        nonfinite: str = "propagate",
-        partial_sums: Union[bool, str] = False,
-        keep_empty_segments: bool = False,
-        max_routes_per_token: Optional[int] = None,
-        copies: str = "auto",
+        self, group: Any = None, *, num_experts: int, top_k: int, width: int, **options: "Unpack[DispatchOptions]"
     ):
-        self._core: Optional[Core] = Core(
-            group_of(group),
-            dict(
-                num_experts=num_experts,
-                top_k=top_k,
-                width=width,
-                alignment=alignment,
-                max_rows=max_rows,
-                placement=placement,
-                strategy=strategy,
-                capacity_factor=capacity_factor,
-                capacity_tokens=capacity_tokens,
-                pad_to_capacity=pad_to_capacity,
-                drop_policy=drop_policy,
-                nonfinite=nonfinite,
-                partial_sums=partial_sums,
-                keep_empty_segments=keep_empty_segments,
-                max_routes_per_token=max_routes_per_token,
-                copies=copies,
-            ),
-        )
+        sizes = dict(num_experts=num_experts, top_k=top_k, width=width)
+        self._core: Optional[Core] = Core(group_of(group), {"nonfinite": "propagate", **sizes, **options})
         self._key = self._core.key
 
     @property
@@ -150,8 +118,8 @@ class Dispatcher(Shared):
             return Dispatched(rows, sent if row_weights else None, counts, Handle(plan, expert_ids, weights))
         x, scales = self._tokens(x, expert_ids, weights)
         *made, row_scales = calls.dispatch_scaled(x, expert_ids, weights, self._key, row_weights, scales)
-        made = ops.arrived(x, expert_ids, weights, made, row_weights)
-        return Dispatched(*made[:3], Handle(made[3], expert_ids, weights), row_scales)
+        rows, sent, counts, plan = ops.arrived(x, expert_ids, weights, made, row_weights)
+        return Dispatched(rows, sent, counts, Handle(plan, expert_ids, weights), row_scales)
 
     def begin_dispatch(
         self, x: Any, expert_ids: torch.Tensor, weights: torch.Tensor, *, row_weights: bool = True, num_chunks: int = 1
