@@ -17,7 +17,7 @@ from launch import PATIENCE, connect, start_ranks, wait_for
 SETS = {  # modules, and the numbers of ranks that they have cases for, in this order
     "quick": (
         [
-            *("case_dispatcher", "case_autograd", "case_transforms", "case_native"),
+            *("case_dispatcher", "case_autograd", "case_transforms", "case_native", "case_pending"),
             *("case_layer", "case_layer_options", "case_layer_errors", "case_weights", "case_groups", "case_import"),
         ],
         [1, 2, 4],
@@ -33,7 +33,7 @@ SETS = {  # modules, and the numbers of ranks that they have cases for, in this 
     "megatron": (["case_layer_megatron", "case_megatron"], [1, 2, 4]),  # last: it changes torch, to run on the CPU
     "transformers": (["case_hf_experts"], [1]),  # 5.20 or later
     "transformers-parallel": (["case_hf_parallel"], [2, 4]),  # 5.23 or later
-    "cuda": (["case_cuda", "case_cuda_layer"], [1, 2]),
+    "cuda": (["case_cuda", "case_cuda_calls", "case_cuda_layer"], [1, 2]),
     "cuda-frameworks": (["case_cuda_megatron", "case_cuda_titan"], [1, 2]),
     "cuda-transformers": (["case_cuda_hf"], [1, 2]),
 }

@@ -18,6 +18,7 @@ from .groups import close, group
 from .layer import MoELayer
 from .loss_scale import set_loss_scale
 from .ops import save_ops
+from .pending import Pending, PendingDispatch
 from .report import LayerReport
 from .titan_dispatcher import TitanTokenDispatcher
 
@@ -29,6 +30,8 @@ __all__ = [
     "Handle",
     "LayerReport",
     "MoELayer",
+    "Pending",
+    "PendingDispatch",
     "TitanTokenDispatcher",
     "clip_grad_norm_",
     "close",

@@ -1,5 +1,5 @@
 """Dispatcher: carries tokens to the ranks of their experts, and the results back, with gradients."""
-from typing import Any, List, NamedTuple, NoReturn, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, List, NamedTuple, NoReturn, Optional, Tuple
 
 import torch
 
@@ -7,9 +7,16 @@ import crossdock
 from crossdock._library import lib
 from crossdock._owner import Shared
 
-from . import ops
-from .calls import Core, routes_of
+from . import calls, ops
+from .core import Core
 from .groups import group_of
+from .pending import Pending, PendingDispatch
+from .registration import is_transformed, transform_error
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from crossdock._dispatcher import DispatchOptions
 
 
 class Handle(NamedTuple):
@@ -27,6 +34,7 @@ class Dispatched(NamedTuple):
     row_weights: Optional[torch.Tensor]  #: [R] dtype of weights; 0 in pad rows. None with row_weights=False
     tokens_per_expert: torch.Tensor  #: [E_local] int64, on the device of x: rows of each expert, pad rows included
     handle: Handle
+    row_scales: Optional[torch.Tensor] = None  #: [R, ...] dtype of the scales, with fp8 tokens only
 
     @property
     def tokens_per_expert_cpu(self) -> torch.Tensor:
@@ -67,47 +75,10 @@ class Dispatcher(Shared):
     """
 
     def __init__(
-        self,
-        group: Any = None,
-        *,
-        num_experts: int,
-        top_k: int,
-        width: int,
-        alignment: int = 1,
-        max_rows: Optional[int] = None,
-        placement: Optional[Sequence[int]] = None,
-        strategy: str = "auto",
-        capacity_factor: Optional[float] = None,
-        capacity_tokens: Optional[int] = None,
-        pad_to_capacity: bool = False,
-        drop_policy: str = "position",
-        nonfinite: str = "propagate",
-        partial_sums: Union[bool, str] = False,
-        keep_empty_segments: bool = False,
-        max_routes_per_token: Optional[int] = None,
-        copies: str = "auto",
+        self, group: Any = None, *, num_experts: int, top_k: int, width: int, **options: "Unpack[DispatchOptions]"
     ):
-        self._core: Optional[Core] = Core(
-            group_of(group),
-            dict(
-                num_experts=num_experts,
-                top_k=top_k,
-                width=width,
-                alignment=alignment,
-                max_rows=max_rows,
-                placement=placement,
-                strategy=strategy,
-                capacity_factor=capacity_factor,
-                capacity_tokens=capacity_tokens,
-                pad_to_capacity=pad_to_capacity,
-                drop_policy=drop_policy,
-                nonfinite=nonfinite,
-                partial_sums=partial_sums,
-                keep_empty_segments=keep_empty_segments,
-                max_routes_per_token=max_routes_per_token,
-                copies=copies,
-            ),
-        )
+        sizes = dict(num_experts=num_experts, top_k=top_k, width=width)
+        self._core: Optional[Core] = Core(group_of(group), {"nonfinite": "propagate", **sizes, **options})
         self._key = self._core.key
 
     @property
@@ -129,24 +100,70 @@ class Dispatcher(Shared):
         """The strategy in use; if "auto" was requested, the one it chose."""
         return self._open().dispatcher.strategy
 
-    def dispatch(
-        self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, *, row_weights: bool = True
-    ) -> Dispatched:
+    def dispatch(self, x: Any, expert_ids: torch.Tensor, weights: torch.Tensor, *, row_weights: bool = True) -> Dispatched:
         """Sends every token to its experts. Collective. Gradients go to x and, through row_weights, to weights.
 
         Args:
-            x: [T, D] fp32, bf16, fp16, or fp64 on the CPU. Any strides.
+            x: [T, D] fp32, bf16, fp16, or fp64 on the CPU. Any strides. Or (x, scales): x [T, D] float8_e4m3fn, without
+                gradients, and scales [T, ceil(D/128)] fp32 or [T, ceil(D/32)] float8_e8m0fnu, which become row_scales.
             expert_ids: [T, K] int32 or int64: an expert, or -1 for no route; distinct per token. Or a map [T, E] bool,
                 whose set bits are the routes.
             weights: like expert_ids: fp32, bf16, fp16 or fp64 (fp64 is rounded to fp32 unless x is fp64).
             row_weights: also send the weights, for experts that apply them themselves. If so, use them on every rank,
                 even where R is 0: backward sends their gradients.
         """
-        if not all(isinstance(given, torch.Tensor) for given in (x, expert_ids, weights)):
-            types = ", ".join(type(given).__name__ for given in (x, expert_ids, weights))
+        tensor = torch.Tensor
+        if isinstance(x, tensor) and isinstance(expert_ids, tensor) and isinstance(weights, tensor):
+            rows, sent, counts, plan = ops.dispatch(x, expert_ids, weights, self._key, row_weights)
+            return Dispatched(rows, sent if row_weights else None, counts, Handle(plan, expert_ids, weights))
+        x, scales = self._tokens(x, expert_ids, weights)
+        *made, row_scales = calls.dispatch_scaled(x, expert_ids, weights, self._key, row_weights, scales)
+        rows, sent, counts, plan = ops.arrived(x, expert_ids, weights, made, row_weights)
+        return Dispatched(rows, sent, counts, Handle(plan, expert_ids, weights), row_scales)
+
+    def begin_dispatch(
+        self, x: Any, expert_ids: torch.Tensor, weights: torch.Tensor, *, row_weights: bool = True, num_chunks: int = 1
+    ) -> PendingDispatch:
+        """Begins a dispatch; `finish()` of the result returns the Dispatched. On a GPU it runs in a stream of its own,
+        together with later work; on the CPU it is complete. Do not use x before the end. Collective. Not under a compiler.
+
+        num_chunks: at most so many chunks of whole local experts; see PendingDispatch.chunks. Identical on every rank.
+        """
+        x, scales = self._tokens(x, expert_ids, weights)
+        if isinstance(num_chunks, bool) or not isinstance(num_chunks, int):
+            self._open().refuse(TypeError(f"num_chunks must be an integer, got {type(num_chunks).__name__}"))
+        with_scales = (scales, num_chunks)
+        call, *made, row_scales = calls.begin_dispatch(x, expert_ids, weights, self._key, row_weights, *with_scales)
+
+        def sent(rows: torch.Tensor, of_rows: Optional[torch.Tensor], counts: torch.Tensor, plan: torch.Tensor) -> Dispatched:
+            return Dispatched(rows, of_rows, counts, Handle(plan, expert_ids, weights), row_scales)
+
+        return PendingDispatch(call, lambda: sent(*ops.arrived(x, expert_ids, weights, made, row_weights)), sent(*made))
+
+    def begin_combine(self, y: torch.Tensor, handle: Handle) -> Pending:
+        """Begins a weighted combine, as begin_dispatch does; `finish()` of the result returns out [T, D]."""
+        if not isinstance(y, torch.Tensor) or not isinstance(handle, Handle):
+            self._refuse_combine(y, handle, lib.begin_combine)
+        if is_transformed((y, handle.weights)):
+            routes = calls.routes_of(handle.plan)
+            routes.core.refuse(transform_error(), lib.begin_combine, routes._handle)
+        call, out = calls.begin_combine(y, handle.plan)
+        inputs = (y, handle.weights, handle.routing, handle.plan, [out])
+        return Pending(call, lambda: ops.combined(*inputs))
+
+    def _tokens(self, x: Any, expert_ids: Any, weights: Any) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+        """Tokens and scales of a dispatch that is no operator."""
+        tokens, scales = x if isinstance(x, tuple) and len(x) == 2 else (x, None)
+        if not all(isinstance(given, torch.Tensor) for given in (tokens, expert_ids, weights)):
+            types = ", ".join(type(given).__name__ for given in (tokens, expert_ids, weights))
             self._open().refuse(TypeError(f"x, expert_ids and weights must be tensors, got {types}"))
-        rows, sent, counts, plan = ops.dispatch(x, expert_ids, weights, self._key, row_weights)
-        return Dispatched(rows, sent if row_weights else None, counts, Handle(plan, expert_ids, weights))
+        if tokens is not x and not isinstance(scales, torch.Tensor):
+            self._open().refuse(TypeError(f"scales must be a tensor, got {type(scales).__name__}"))
+        if scales is not None and tokens.requires_grad:
+            self._open().refuse(TypeError("tokens with scales have no gradients: detach x"))
+        if is_transformed((tokens, weights)):
+            self._open().refuse(transform_error())
+        return tokens, scales
 
     def combine(self, y: torch.Tensor, handle: Handle, *, weighted: bool = True) -> torch.Tensor:
         """Sums the rows y [R, D] of each token: out [T, D], in the dtype of y. Collective.
@@ -162,7 +179,7 @@ class Dispatcher(Shared):
 
     def _refuse_combine(self, y: Any, handle: Any, function: Any) -> NoReturn:
         if isinstance(handle, Handle):
-            routes = routes_of(handle.plan)  # the other ranks call combine in the group of this plan
+            routes = calls.routes_of(handle.plan)  # the other ranks call combine in the group of this plan
             routes.core.refuse(TypeError(f"y must be a tensor, got {type(y).__name__}"), function, routes._handle)
         error = TypeError(f"handle must be the Handle of a dispatch, got {type(handle).__name__}")
         self._open().refuse(error, function)
@@ -171,8 +188,7 @@ class Dispatcher(Shared):
         """Ends the dispatcher on this rank. Does not wait for other ranks. The group stays, for other dispatchers."""
         core, self._core, self._key = self._core, None, 0
         if core is not None:
-            with core.lock:
-                core.dispatcher.close()
+            core.close()
 
     def __enter__(self) -> "Dispatcher":
         return self

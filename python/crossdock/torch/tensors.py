@@ -1,11 +1,10 @@
 """Tensors of PyTorch as the library sees them."""
-import ctypes
 from typing import Any, Optional, Sequence, Tuple
 
 import torch
 
 import crossdock
-from crossdock._tensor import Memory, Refused, fields_of
+from crossdock._tensor import Refused
 
 _CODES = {
     torch.float64: int(crossdock.DType.F64),
@@ -17,10 +16,13 @@ _CODES = {
     torch.uint8: int(crossdock.DType.U8),
     torch.bool: int(crossdock.DType.BOOL),
 }
+for _name, _dtype in (("float8_e4m3fn", crossdock.DType.F8E4M3), ("float8_e8m0fnu", crossdock.DType.E8M0)):
+    if hasattr(torch, _name):
+        _CODES[getattr(torch, _name)] = int(_dtype)
 
 
-def view_of(tensor: torch.Tensor) -> Memory:
-    """The memory of a contiguous tensor, which must outlive the call.
+def view_of(tensor: torch.Tensor) -> Any:
+    """The memory of a contiguous tensor, as an argument of the library's calls.
 
     A rank must not raise before a collective call: the others would wait for it. So a tensor that the library cannot
     use becomes an argument that it refuses on every rank, and the reason is the cause of the error on this one.
@@ -29,12 +31,9 @@ def view_of(tensor: torch.Tensor) -> Memory:
         code, shape = _CODES[tensor.dtype], tensor.shape
         if not tensor.is_contiguous():
             return Refused(RuntimeError(f"torch cannot make the tensor contiguous: shape {tuple(shape)} of {tensor.dtype}"))
-        if tensor.is_cpu:
-            if len(shape) == 2:
-                return Memory((tensor.data_ptr(), shape[0], shape[1], 0, 0, 2, code, 0, 0))
-            return Memory(fields_of(tensor.data_ptr(), code, shape, None))
-        if tensor.is_cuda:
-            return Memory(fields_of(tensor.data_ptr(), code, shape, tensor.get_device()))
+        if tensor.is_cpu or tensor.is_cuda:
+            device = tensor.get_device() if tensor.is_cuda else None
+            return crossdock.Tensor(tensor.data_ptr(), code, shape, device, tensor)
     except KeyError:
         pass
     except (RuntimeError, ValueError) as error:  # without memory of its own, or without dimensions
@@ -77,25 +76,31 @@ def usable_weights(weights: torch.Tensor, tokens: torch.dtype) -> torch.Tensor:
     return contiguous(weights)
 
 
-def tensor_of(values: ctypes.Array) -> torch.Tensor:
-    """An int64 tensor that shares the memory of the array and keeps it."""
-    return torch.frombuffer(values, dtype=torch.int64) if len(values) else torch.empty(0, dtype=torch.int64)
+def by_map(by_slot: torch.Tensor, routing: torch.Tensor) -> torch.Tensor:
+    """[T, K] unchanged; for a map, whose slots are its set bits in ascending order, scattered to [T, E]."""
+    if routing.dtype != torch.bool:
+        return by_slot
+    if by_slot.numel() == 0:
+        return by_slot.new_zeros(routing.shape)
+    slot = (routing.cumsum(1) - 1).clamp_(0, by_slot.shape[1] - 1)
+    return by_slot.gather(1, slot).masked_fill_(~routing, 0.0)
 
 
-class _OnDevice:
-    """Device memory in the form that torch.as_tensor accepts."""
+def gradient_memory(parameter: torch.Tensor, wanted: bool, dtype: Optional[torch.dtype] = None) -> Tuple[Any, Any]:
+    """A tensor for a gradient and the argument for the call; empty if the gradient is not wanted.
 
-    def __init__(self, pointer: int, length: int):
-        self.__cuda_array_interface__ = {
-            "data": (pointer, False),
-            "shape": (length,),
-            "typestr": "<i8",
-            "strides": None,
-            "version": 3,
-        }
+    Default dtype: on a GPU the parameter's, on the CPU the dtype of the sums.
+    """
+    if not wanted:
+        return parameter.new_empty(0), None
+    if dtype is None:
+        dtype = parameter.dtype if parameter.is_cuda else weights_dtype(parameter.dtype)
+    return empty(parameter, parameter.shape, dtype)
 
 
-def rows_on_device(plan: crossdock.Plan) -> torch.Tensor:
-    """[E_local] int64 on the GPU of the plan: rows of each local expert, pad rows included."""
-    memory = _OnDevice(plan.segment_starts_ptr, plan.num_local_experts + 1)
-    return torch.as_tensor(memory, device=torch.device("cuda", plan.device)).diff()
+def stream_of(tensor: torch.Tensor) -> int:
+    return torch.cuda.current_stream(tensor.device).cuda_stream if tensor.is_cuda else 0
+
+
+def is_captured(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
