@@ -161,6 +161,12 @@ def checkpointing_changes_nothing(rank, world):
 
 @case(1, 2)
 def selective_checkpointing_does_not_repeat_the_layer(rank, world):
+    """Neither with options, nor without in the operator of GPUs, which the CPU has too."""
+    for is_plain in (False, True):
+        repeats_no_forward(rank, is_plain)
+
+
+def repeats_no_forward(rank, is_plain):
     saved, calls, original = save_ops(), [], crossdock.Layer.forward
 
     def policy(context, operator, *_, **__):
@@ -171,6 +177,10 @@ def selective_checkpointing_does_not_repeat_the_layer(rank, world):
         return original(self, *arguments, **options)
 
     model = Model()
+    if is_plain:
+        for block in model.blocks:
+            block.moe = MoELayer(**SIZES)
+            block.moe._is_one_operator = lambda _: True
     loss_of(model, *batch_of(rank, 0)).backward()
     wanted = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
