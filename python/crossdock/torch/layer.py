@@ -300,6 +300,7 @@ class MoELayer(nn.Module):
             biases drift apart. None: the layer's group has all ranks that train the layer.
         """
         bias, load = self.expert_bias, self._state.load
+        load = None if load is None else load.clone()
         self._state.start_step()
         if bias is None:
             raise ValueError("this layer has no expert bias; pass expert_bias=True")

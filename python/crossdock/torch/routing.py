@@ -10,7 +10,7 @@ from . import kept
 from .layer_config import LayerConfig
 from .registration import define, refuse_gradient, save_nothing
 from .tensors import view_of
-from .whole_layer import LayerState, state_of
+from .whole_layer import CountsInSteps, LayerState, state_of
 
 
 class Tokens(NamedTuple):
@@ -122,7 +122,7 @@ def _sum_over_group(counts: torch.Tensor, layer: int, which: str) -> torch.Tenso
     state = state_of(layer)
     config = state.config
     if which == "step":
-        return counts.clone() if state.earlier_counts is None else counts + state.earlier_counts.to(counts.device)
+        return state.step.sum_steps(counts)
     counting = config.counting_group or state.group
     group = {"layer": state.group, "sequences": config.sequence_group or counting}.get(which, counting)
     host = counts.detach().to("cpu", torch.int64).clone()
@@ -208,7 +208,10 @@ def _attach(
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     """The weights, through whose backward the loss gets its gradient, and a value for it: the first backward also counts
     the load [E] of the forward, and the counts of its loss over the global batch."""
-    return weights.clone(), kept.tensor_of((load, step))
+    made, state = CountsInSteps(load, step), state_of(layer)
+    if step.numel() > 0:
+        state.step.add_steps(made)
+    return weights.clone(), kept.tensor_of(made)
 
 
 def _attach_backward(
@@ -216,7 +219,7 @@ def _attach_backward(
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     state, uncounted = state_of(layer), kept.take(counts)
     if uncounted is not None:
-        state.count_steps(*uncounted)
+        state.count_steps(uncounted)
     return grad.clone(), loss.new_full((), state.loss_factor())
 
 

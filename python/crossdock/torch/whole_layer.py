@@ -2,7 +2,7 @@
 import collections
 import itertools
 import weakref
-from typing import Any, Deque, Dict, List, NamedTuple, NoReturn, Optional, Tuple
+from typing import Any, Deque, Dict, List, MutableMapping, NamedTuple, NoReturn, Optional, Tuple
 
 import torch
 
@@ -36,6 +36,59 @@ class Delayed(NamedTuple):
     parameters: Tuple[Optional[torch.Tensor], ...]  # [8] those of the experts, None where no gradient is wanted
 
 
+class CountsInSteps:
+    """What a forward that runs step by step has counted: load [E], and counts [E + 1] for the loss of the global batch,
+    or an empty tensor."""
+
+    def __init__(self, load: torch.Tensor, counts: torch.Tensor):
+        self.load, self.counts = load, counts
+
+
+class StepCounts:
+    """The forwards of an optimizer step that a loss of the global batch counts: those that had a backward, and those in
+    flight, whose graph may still have one."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        # By number. The counts of a forward of the library's layer include those of all forwards before it.
+        self._in_flight: "MutableMapping[int, crossdock.LayerSaved]" = weakref.WeakValueDictionary()
+        self._counted: Tuple[int, Optional[crossdock.LayerSaved]] = (-1, None)  # the last of them
+        self._steps_in_flight: "MutableMapping[int, CountsInSteps]" = weakref.WeakValueDictionary()
+        self._steps_counted: Optional[torch.Tensor] = None  # [E + 1]
+
+    def last(self) -> Optional[crossdock.LayerSaved]:
+        """The last forward so far."""
+        number, values = max(self._in_flight.items(), default=(-1, None), key=lambda item: item[0])
+        return values if number > self._counted[0] else self._counted[1]
+
+    def add(self, values: crossdock.LayerSaved) -> None:
+        self._in_flight[next(self._numbers)] = values
+
+    def count(self, values: crossdock.LayerSaved) -> None:
+        """In the backward of the forward with these values. A forward of the step before is forgotten."""
+        for number in [number for number, one in self._in_flight.items() if one is values]:
+            del self._in_flight[number]
+            if number > self._counted[0]:
+                self._counted = (number, values)
+
+    def sum_steps(self, counts: torch.Tensor) -> torch.Tensor:
+        """counts [E + 1] of a forward, plus those of all before it, for layers that run step by step."""
+        others = [made.counts for made in self._steps_in_flight.values()]
+        if self._steps_counted is not None:
+            others.append(self._steps_counted)
+        return sum((other.to(counts.device) for other in others), counts.clone())
+
+    def add_steps(self, made: CountsInSteps) -> None:
+        self._steps_in_flight[next(self._numbers)] = made
+
+    def count_steps(self, made: CountsInSteps) -> None:
+        """As count, for layers that run step by step."""
+        for number in [number for number, one in self._steps_in_flight.items() if one is made]:
+            del self._steps_in_flight[number]
+            before, counts = self._steps_counted, made.counts
+            self._steps_counted = counts if before is None else before.to(counts.device) + counts
+
+
 class LayerState:
     """What a MoELayer keeps between calls, known to the operators by a number. Copies have the same configuration and
     loads, and their own report."""
@@ -48,9 +101,9 @@ class LayerState:
         self.ranks = _ranks_of(config, core.group)
         self.num_ranks = core.group.size // config.etp
         self.report: Optional[LayerReport] = None
-        self.load: Optional[torch.Tensor] = None  # [E] of the forwards since the last update that had a backward
-        self.earlier: Optional[crossdock.LayerSaved] = None  # the step's last forward that had a backward
-        self.earlier_counts: Optional[torch.Tensor] = None  # [E + 1] of all such forwards of a layer that runs step by step
+        # [E] of the forwards since the last update that had a backward: one tensor, to which replays of a CUDA graph add.
+        self.load: Optional[torch.Tensor] = None
+        self.step = StepCounts()
         self.delayed: Deque[Delayed] = collections.deque()
         self._layers: Dict[Tuple, crossdock.Layer] = {}
         self.key = key = next(_keys)
@@ -105,21 +158,27 @@ class LayerState:
         if self.config.expert_bias:
             self._add_load(copy_of(values.report_fields()["load"], like))
         if self.config.aux_coeff("global_batch"):
-            self.earlier = values
+            self.step.count(values)
 
-    def count_steps(self, load: torch.Tensor, counts: torch.Tensor) -> None:
-        """The same for a layer that runs step by step. load [E] and counts [E + 1], or empty."""
+    def count_steps(self, made: "CountsInSteps") -> None:
+        """The same for a layer that runs step by step."""
         if self.config.expert_bias:
-            self._add_load(load)
+            self._add_load(made.load)
         if self.config.aux_coeff("global_batch"):
-            self.earlier_counts = counts if self.earlier_counts is None else self.earlier_counts.to(counts.device) + counts
+            self.step.count_steps(made)
 
     def start_step(self) -> None:
         """Forgets the forwards of the step before."""
-        self.load = self.earlier = self.earlier_counts = None
+        self.step = StepCounts()
+        if self.load is not None:
+            self.load.zero_()
 
     def _add_load(self, load: torch.Tensor) -> None:
-        self.load = load if self.load is None else self.load.to(load.device) + load
+        if self.load is None and is_captured(load):
+            raise RuntimeError("run a step of a layer with an expert bias before capturing one: its load has no memory yet")
+        if self.load is None or self.load.device != load.device:
+            self.load = torch.zeros_like(load) if self.load is None else self.load.to(load.device)
+        self.load.add_(load)
 
 
 def _ranks_of(config: LayerConfig, group: crossdock.Group) -> List[int]:
@@ -158,7 +217,7 @@ class _Call:
             self.layer.set_stream(stream_of(x))
 
     def forward(self, keep: bool, earlier: Optional[crossdock.LayerSaved]) -> Tuple[torch.Tensor, Any]:
-        """Out [T, D] and the values for backward. earlier: see LayerState."""
+        """Out [T, D] and the values for backward. earlier: the last forward of this step."""
         x, state, config = self.tokens, self.state, self.state.config
         mask, sequence_ids, forced_ids, token_ids = self.views[2 + _P : 6 + _P]
         seed = self.given[6 + _P]
@@ -178,8 +237,8 @@ class _Call:
         )
         has_drops = config.capacity_factor is not None or config.capacity_tokens is not None
         state.report = report_of(made, x, config.num_experts, config.etp, has_drops, state.ranks, state.num_ranks)
-        if keep and is_captured(x):
-            state.core.captured.append(made.saved)
+        if is_captured(x):
+            state.core.captured += [values for values in (made.saved if keep else None, earlier) if values is not None]
         return out, made.saved
 
     def _seed_of_rank(self, seed: int) -> int:
@@ -194,8 +253,10 @@ def _layer(*inputs: Any) -> Tuple[torch.Tensor, torch.Tensor]:
     state = state_of(layer)
     with state.lock:
         call = _Call(state, tuple(tensors), (num_sequences, total_sequences, is_training))
-        earlier = state.earlier
+        earlier = state.step.last() if is_training else None
         out, saved = call.forward(keep, earlier)
+        if keep and is_training and state.config.aux_coeff("global_batch"):
+            state.step.add(saved)
     return out, kept.tensor_of(saved, earlier) if keep else kept.like_kept()
 
 
