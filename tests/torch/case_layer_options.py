@@ -152,6 +152,52 @@ def every_loss_reaches_the_gradients(rank, world):
         set_loss_scale(1.0)
 
 
+@case(1, 2)
+def jitter_equals_the_steps(rank, world):
+    """Its factors follow from seed, token id and column, also in the gradients."""
+    jitter, options = 0.25, dict(jitter=0.25, aux_loss_coeff=0.1, score="sigmoid")
+    x, grad_out = inputs_of(rank, world, tokens=200)
+    order = torch.randperm(x.shape[0], generator=random_of(rank, 4))
+    ids = torch.arange(x.shape[0]) + 1000 * rank + 2**40
+
+    def seeded(layer, order, **keywords):
+        torch.manual_seed(17)  # the same on every rank
+        found = step(layer, x[order], grad_out[order], **keywords)
+        return found, layer.report
+
+    straight, seen = torch.arange(x.shape[0]), []
+    for keywords in ({}, dict(token_ids=ids), dict(padding_mask=ids % 5 == 1)):
+        layers = twins(**options, dtype=torch.float64)
+        layers[1].router.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+        (got, report), (wanted, other) = (seeded(layer, straight, **keywords) for layer in layers)
+        for a, b in zip(got, wanted):
+            close(a, b, 1e-12)
+        assert torch.equal(report.expert_ids, other.expert_ids)
+        close(report.losses, other.losses, 1e-12)
+        unseeded = step(layers[0], x, grad_out, **keywords)
+        assert not torch.equal(unseeded[0], got[0])
+        if "token_ids" in keywords:
+            found, _ = seeded(layers[0], order, token_ids=ids[order])
+            for i in (0, 1):
+                close(found[i], got[i][order], 1e-12)
+    factors = [(inputs / x) for inputs in seen]
+    assert all(((one >= 1 - jitter - 1e-12) & (one < 1 + jitter + 1e-12)).all() for one in factors)
+    assert all(one.min() < 0.76 and one.max() > 1.24 and abs(one.mean() - 1) < 0.01 for one in factors)
+    everyone = [None] * world
+    dist.all_gather_object(everyone, [one.tolist() for one in factors[:2]])
+    assert len({str(one) for those in everyone for one in those}) == 2 * world
+
+    for layer in twins(jitter=jitter, score="sigmoid", dtype=torch.float64):
+        y, shift = x[:3].clone().requires_grad_(), torch.tensor([0.0, 0.0, 1e-6] + [0.0] * (D - 3))
+        ends = []
+        for sign in (1, -1):
+            torch.manual_seed(17)
+            ends.append(layer(y + sign * shift).sum())
+        torch.manual_seed(17)
+        (grad,) = torch.autograd.grad(layer(y).sum(), y)
+        close((ends[0] - ends[1]) / 2e-6, grad[:, 2].sum(), 1e-6)
+
+
 EXPERTS = {
     "geglu": dict(activation="geglu", interleaved=True),
     "clamped": dict(activation="clamped_swiglu", limit=0.5, bias=True),

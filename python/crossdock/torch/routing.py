@@ -9,7 +9,7 @@ from crossdock._layer import AUX_LOSS_SCOPES
 from . import kept
 from .layer_config import LayerConfig
 from .registration import define, refuse_gradient, save_nothing
-from .tensors import view_of
+from .tensors import view_of, weights_dtype
 from .whole_layer import CountsInSteps, LayerState, state_of
 
 
@@ -87,6 +87,45 @@ def weights_of(config: LayerConfig, logits: torch.Tensor, expert_ids: torch.Tens
     if config.is_normalised:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
     return weights * config.scale
+
+
+# ---- Jitter ----
+
+_ADDED, *_FACTORS = (value - 2**64 for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))  # as int64
+
+
+def _mix(bits: torch.Tensor) -> torch.Tensor:
+    """splitmix64 of 64 bits in int64, as src/router/choice.hpp has it."""
+    bits = bits + _ADDED
+    for shift, factor in zip((30, 27), _FACTORS):
+        bits = (bits ^ _shifted(bits, shift)) * factor
+    return bits ^ _shifted(bits, 31)
+
+
+def _shifted(bits: torch.Tensor, shift: int) -> torch.Tensor:
+    """bits >> shift of the unsigned value."""
+    return (bits >> shift) & ((1 << (64 - shift)) - 1)
+
+
+def _jitter_factors(tokens: torch.Tensor, token_ids: Optional[torch.Tensor], seed: torch.Tensor, layer: int) -> torch.Tensor:
+    """[T, D] the library's factors on the tokens [T, D], in [1 - jitter, 1 + jitter). They follow from seed [1], token id and
+    column."""
+    state, device = state_of(layer), tokens.device
+    own_seed = torch.tensor(state.seed_of_rank(int(seed), token_ids is not None), device=device)
+    ids = torch.arange(tokens.shape[0], device=device) if token_ids is None else token_ids
+    keys = _mix(_mix(own_seed) ^ ids)
+    bits = _shifted(_mix(keys[:, None] + torch.arange(tokens.shape[1], device=device)), 40)  # 24 bits
+    return 1 + state.config.jitter * (bits.to(weights_dtype(tokens.dtype)) * 2.0**-23 - 1)
+
+
+jitter_factors = define(
+    "jitter_factors",
+    "(Tensor tokens, Tensor? token_ids, Tensor seed, int layer) -> Tensor",
+    _jitter_factors,
+    lambda tokens, *_: tokens.new_empty(tokens.shape, dtype=weights_dtype(tokens.dtype)),
+    save_nothing,
+    refuse_gradient,
+)
 
 
 # ---- Arguments ----

@@ -144,6 +144,11 @@ class LayerState:
                 marshal.call(self.group.rank, lib.group_all_reduce, self.group._handle, None, 0)
         raise error
 
+    def seed_of_rank(self, seed: int, has_ids: bool) -> int:
+        """Differs between ranks, whose generators may be in step, unless the tokens have ids or are on several ranks."""
+        is_shared = has_ids or self.config.replicated_over is not None
+        return seed if is_shared else (seed + self.group.rank * 0x9E3779B97F4A7C15) % 2**63
+
     def loss_factor(self) -> float:
         """The factor on the gradients of the losses."""
         factor = loss_scale()
@@ -231,7 +236,7 @@ class _Call:
             token_ids=token_ids,
             num_sequences=self.num_sequences,
             total_sequences=self.total_sequences,
-            jitter_seed=0 if seed is None else self._seed_of_rank(int(seed)),
+            jitter_seed=0 if seed is None else state.seed_of_rank(int(seed), token_ids is not None),
             earlier=earlier if self.is_training else None,
             out=memory,
         )
@@ -240,11 +245,6 @@ class _Call:
         if is_captured(x):
             state.core.captured += [values for values in (made.saved if keep else None, earlier) if values is not None]
         return out, made.saved
-
-    def _seed_of_rank(self, seed: int) -> int:
-        """Differs between ranks, whose generators may be in step, unless the tokens have ids or are on several ranks."""
-        is_shared = self.views[5 + _P] is not None or self.state.config.replicated_over is not None
-        return seed if is_shared else (seed + self.state.group.rank * 0x9E3779B97F4A7C15) % 2**63
 
 
 def _layer(*inputs: Any) -> Tuple[torch.Tensor, torch.Tensor]:
