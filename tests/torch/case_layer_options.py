@@ -227,6 +227,57 @@ def all_experts_equal_the_steps(rank, world):
         assert kept + dropped == total(x.shape[0]) * K == report.rows_per_rank.sum()
 
 
+MOST_ROWS = 4 * 16 * K  # of all ranks
+ROWS = {
+    "padded": dict(capacity_factor=4.0, capacity_tokens=16, pad_to_capacity=True),
+    "sums": dict(partial_sums="fp32"),
+    "no empty segments": dict(keep_empty_segments=True),
+    "routes": dict(max_routes_per_token=K),
+    "direct": dict(strategy="direct"),
+    "alltoall": dict(strategy="alltoall"),
+    "allgather": dict(strategy="allgather"),
+    "hierarchical": dict(strategy="hierarchical"),
+    "copies": dict(copies="per_rank"),
+    "aligned": dict(alignment=16),
+    "limited": dict(max_rows=MOST_ROWS),
+    "several": dict(alignment=8, max_rows=2 * MOST_ROWS, keep_empty_segments=True, copies="per_route", partial_sums=True),
+}
+
+
+@case(1, 2, 4)
+def options_of_rows_change_no_value(rank, world):
+    """Against a layer without them: whole and step by step, with and without other options. One expert has no rows."""
+    x, grad_out = inputs_of(rank, world)
+    x[:, 0] = 4.0
+    for more in ({}, dict(expert_bias=True, shared_inner=3, aux_loss_coeff=0.1, weights_in="experts")):
+        default, _ = twins(**more, dtype=torch.float64)
+        gate = default.router.weight.detach().clone()
+        gate[3] = torch.tensor([-100.0] + [0.0] * (D - 1))
+        results = []
+        for options in ({}, *ROWS.values()):
+            for layer in twins(**more, **options, dtype=torch.float64):
+                layer.validate()
+                layer.router.weight.data.copy_(gate)
+                if layer.expert_bias is not None:
+                    layer.expert_bias[3] = -10.0
+                results.append((options, step(layer, x, grad_out), layer.report))
+        _, wanted, report = results[0]
+        for options, got, other in results[1:]:
+            for a, b in zip(got, wanted):
+                close(a, b, 1e-12)
+            if more:
+                assert torch.equal(other.expert_ids, report.expert_ids) and torch.equal(other.load, report.load), options
+                assert not other.dropped.any() and other.load[3] == 0, options
+
+
+@case(1, 2)
+def sums_in_the_dtype_of_rows_are_rounded_once_more(rank, world):
+    x, grad_out = inputs_of(rank, world, torch.bfloat16)
+    layers = [twins(report=True, dtype=torch.bfloat16, **options)[0] for options in ({}, dict(partial_sums="rows"))]
+    for a, b in zip(*(step(layer, x, grad_out) for layer in layers)):
+        close(a.float(), b.float(), 0.05)
+
+
 @case(1, 2)
 def experts_may_have_another_dtype_than_the_tokens(rank, world):
     layers = twins(aux_loss_coeff=0.1, shared_inner=3)
