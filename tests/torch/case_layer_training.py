@@ -304,6 +304,68 @@ def a_grad_scaler_scales_the_losses_too(rank, world):
         close(a, b)
 
 
+@case(1, 2, 4)
+def a_grad_scaler_skips_a_step_that_overflows_anywhere(rank, world):
+    """The gradients of the last rank's experts overflow in the second step: every rank skips it. Bias and loads stay finite and
+    equal, and the third step goes on, with the scale of before or its half."""
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    for in_steps in (False, True):
+        model = Model(bias=True)
+        layers, experts = model.layers(), {id(p) for p in model.experts()}
+        for layer in layers if in_steps else ():
+            layer.router.register_forward_hook(forward_hook)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        scaler = ShardedGradScaler("cpu", init_scale=1024.0)
+        try:
+            for number in range(3):
+                set_loss_scale(scaler.get_scale())
+                before = [p.detach().clone() for p in model.parameters()]
+                biases = [layer.expert_bias.clone() for layer in layers]
+                optimizer.zero_grad()
+                scaler.scale(loss_of(model, *batch_of(rank, number))).backward()
+                for parameter in model.parameters():
+                    if id(parameter) not in experts:
+                        dist.all_reduce(parameter.grad)
+                    parameter.grad /= world
+                if number == 1 and rank == world - 1:
+                    layers[0].experts.w1.grad[0, 0, 0] = torch.inf
+                scaler.step(optimizer)
+                scaler.update()
+                for parameter, old in zip(model.parameters(), before):
+                    assert parameter.isfinite().all() and torch.equal(parameter, old) == (number == 1)
+                for layer, old in zip(layers, biases):
+                    assert layer._state.load.sum() == total(2 * LENGTH) * SIZES["top_k"]
+                    layer.update_expert_bias()
+                    assert layer.expert_bias.isfinite().all() and not torch.equal(layer.expert_bias, old)
+                everyone = [None] * world
+                dist.all_gather_object(everyone, [layer.expert_bias.tolist() for layer in layers])
+                assert all(one == everyone[0] for one in everyone)
+            assert scaler.get_scale() == 512.0
+        finally:
+            set_loss_scale(1.0)
+
+
+@case(1, 2)
+def infinite_losses_leave_bias_and_loads_finite(rank, world):
+    """A loss scale that overflows: every gradient of the step is lost, and nothing else."""
+    for in_steps in (False, True):
+        torch.manual_seed(2)
+        layer = MoELayer(**OPTIONS)
+        if in_steps:
+            layer.router.register_forward_hook(forward_hook)
+        set_loss_scale(2.0**127)
+        try:
+            out = layer(torch.randn((2, LENGTH, D), generator=random_of(rank)))
+            ((1000 * out).square().sum() * 2.0**127).backward()
+        finally:
+            set_loss_scale(1.0)
+        assert not layer.router.weight.grad.isfinite().all() and not layer.experts.w1.grad.isfinite().all()
+        assert out.isfinite().all() and layer.report.losses.isfinite().all()
+        layer.update_expert_bias()
+        assert layer.expert_bias.isfinite().all() and layer.expert_bias.any()
+
+
 @case(1, 2)
 def dtypes_give_results_of_their_precision(rank, world):
     wanted = ids = None
