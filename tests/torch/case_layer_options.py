@@ -347,6 +347,38 @@ def given_experts_keep_their_options(rank, world):
                     close(a, b, 1e-12)
 
 
+@case(1, 2, 4)
+def values_that_are_not_finite_propagate(rank, world):
+    """An infinite or NaN token spoils its own output and gradient and those of its experts; the others are as with any other token
+    that has its routes. So does a gradient of out."""
+    x, grad_out = inputs_of(rank, world, tokens=5)
+    ids = torch.rand((5, E), generator=random_of(rank, 3)).argsort(dim=1)[:, :K]
+    others = torch.tensor([0, 1, 3, 4])
+    for options in ({}, dict(expert_bias=True), dict(shared_inner=3, bias=True), dict(capacity_factor=2.0, report=True)):
+        for layer in twins(**options, dtype=torch.float64):
+            forced = dict(forced_ids=ids) if options else {}
+            wanted = step(layer, x, grad_out, **forced)
+            wanted = [value.clone() for value in wanted]
+            for bad, where in ((torch.inf, "x"), (torch.nan, "x"), (torch.inf, "grad_out")):
+                inputs = {"x": x.clone(), "grad_out": grad_out.clone()}
+                if rank == 0:
+                    inputs[where][2, 0] = bad
+                got = step(layer, **inputs, **forced)
+                for i, (a, b) in enumerate(zip(got[:2], wanted[:2])):
+                    close(a[others], b[others], 1e-12)
+                    is_spoilt = rank == 0 and (i == 1 or where == "x")
+                    assert a[2].isfinite().all() != is_spoilt, (options, bad, where, i)
+                experts = torch.cat([p.grad.flatten(1) for p in layer.expert_parameters()], dim=1)
+                spoilt = torch.zeros(E, dtype=torch.bool)
+                if rank == 0:
+                    spoilt[(ids if forced else layer.route(inputs["x"])[0])[2]] = True
+                assert layer.report is None or layer.report.load.sum() == world * 5 * K
+                spoilt = spoilt.int()
+                dist.all_reduce(spoilt)
+                own = spoilt.bool()[layer.local_experts]
+                assert torch.equal(~experts.isfinite().all(dim=1), own), (options, bad, where)
+
+
 ACTIVATIONS = {
     "swiglu": lambda gate, linear: functional.silu(gate) * linear,
     "clamped_swiglu": lambda gate, linear: clamped(gate.clamp(max=0.5), linear.clamp(-0.5, 0.5)),
