@@ -379,6 +379,35 @@ def values_that_are_not_finite_propagate(rank, world):
                 assert torch.equal(~experts.isfinite().all(dim=1), own), (options, bad, where)
 
 
+@case(1, 2)
+def transposed_experts_have_the_same_values(rank, world):
+    """Alone, as shards, and as the experts of a layer."""
+    for options in (dict(), dict(activation="geglu", interleaved=True, bias=True, shard=(1, 2)), dict(activation="gelu")):
+        made = []
+        for transposed in (False, True):
+            torch.manual_seed(3)
+            made.append(GroupedExperts(3, D, F, transposed=transposed, dtype=torch.float64, **options))
+        plain, other = made
+        assert torch.equal(plain.w1.mT, other.w1) and torch.equal(plain.w2.mT, other.w2) and "transposed=True" in repr(other)
+        rows, counts = torch.randn((6, D), generator=random_of(rank)).double(), torch.tensor([1, 0, 5])
+        outs = [experts(rows, counts) for experts in made]
+        close(outs[1], outs[0], 1e-12)
+        for out in outs:
+            out.square().sum().backward()
+        for (name, a), b in zip(other.named_parameters(), plain.parameters()):
+            close(a.grad, b.grad.mT if name.startswith("w") else b.grad, 1e-12)
+    x, grad_out = inputs_of(rank, world)
+    layers = twins(report=True, dtype=torch.float64)
+    numbers = dict(expert_ids=layers[0].local_experts, num_experts=E, transposed=True, dtype=torch.float64)
+    experts = GroupedExperts(len(layers[0].local_experts), D, F, **numbers)
+    layer = MoELayer(**{**SIZES, "inner": None}, experts=experts, report=True, dtype=torch.float64)
+    layer.router = layers[0].router
+    for name in ("w1", "w2"):
+        getattr(experts, name).data.copy_(getattr(layers[0].experts, name).mT)
+    for a, b in zip(step(layer, x, grad_out)[:2], step(layers[0], x, grad_out)[:2]):
+        close(a, b, 1e-12)
+
+
 ACTIVATIONS = {
     "swiglu": lambda gate, linear: functional.silu(gate) * linear,
     "clamped_swiglu": lambda gate, linear: clamped(gate.clamp(max=0.5), linear.clamp(-0.5, 0.5)),

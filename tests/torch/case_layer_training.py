@@ -239,6 +239,23 @@ def every_option_is_one_graph(rank, world):
                 close(a, b, 1e-5)
 
 
+@case(1)
+def inductor_compiles_a_layer_with_options(rank, world):
+    torch._dynamo.reset()
+    torch.manual_seed(1)
+    layer = MoELayer(**OPTIONS)
+    compiled = torch.compile(layer, fullgraph=True, options={"cpp_cache_precompile_headers": False})  # takes longer
+    for number in (1, 2):
+        x = torch.randn((2, LENGTH, D), generator=random_of(rank, number)).requires_grad_()
+        results = []
+        for run in (compiled, layer):
+            out = run(x)
+            results.append([out, *torch.autograd.grad(out.square().sum(), [x, *layer.parameters()]), layer.report.losses])
+        for a, b in zip(*results):
+            close(a, b, 1e-5)
+    assert layer._state.load.sum() == 4 * 2 * LENGTH * SIZES["top_k"]
+
+
 @case(1, 2)
 def jitter_is_random_in_a_compiled_layer_too(rank, world):
     torch._dynamo.reset()
