@@ -88,6 +88,7 @@ test-torch: python build/torch/installed  ## run the tests of crossdock.torch, a
 	PYTHONPATH=python $(TORCH_PYTHON) -B tests/torch/run.py --sets quick torch megatron titan
 	PYTHONPATH=python $(TORCH_PYTHON) -B tests/torch/failures.py
 	PYTHONPATH=python $(TORCH_PYTHON) -B tests/torch/readme.py
+	PYTHONPATH=python $(TORCH_PYTHON) -B tests/torch/typed.py
 
 test-torch-quick: python  ## run some of them with Debian's torch
 	tools/setup.sh torch

@@ -2,12 +2,15 @@
 """Compares a whole layer with PyTorch's on one GPU, in one process, taking turns.
 
     cmake --preset python-cuda && cmake --build --preset python-cuda
-    PYTHONPATH=python python3 bench/compare_torch.py [--shapes layer-qwen3 ...] [--json FILE]
+    PYTHONPATH=python python3 bench/compare_torch.py [--short] [--shapes layer-qwen3 ...] [--json FILE]
 
 The layer: softmax router with normalised top-k weights, SwiGLU experts, weighted sum; bf16, one rank. PyTorch runs it with
 torch._grouped_mm in two variants, eager and compiled; the faster one counts. Crossdock runs its layer as a CUDA graph, as calls
 of the Python package, and as crossdock.torch.MoELayer. Outputs and the gradients of x, gate, w1 and w2 (bf16 on both sides,
 except the library's gate gradient in fp32) are checked against each other before anything is timed.
+
+What options cost: MoELayer with losses, biases and shared experts ("all options") against MoELayer without options plus the same
+shared experts. The ratio should be at most 1.03. --short measures all shapes in a minute, without torch.compile.
 """
 import argparse
 import json
@@ -18,7 +21,7 @@ import torch
 import torch.nn.functional as functional
 
 import crossdock
-from crossdock.torch import MoELayer
+from crossdock.torch import GroupedExperts, MoELayer
 from crossdock.torch.groups import group_of_one
 from crossdock.torch.tensors import view_of
 
@@ -30,6 +33,9 @@ SHAPES = {  # T, D, F, K, E
 GRADIENTS = ("grad_x", "grad_gate", "grad_w1", "grad_w2")
 CALLS, UNTIMED_CALLS, WARM_UPS = 4, 2, 3
 MOST_DIFFERENCE = 2e-2  # relative norm, from rounding to bf16
+PLAIN, ALL_OPTIONS = "crossdock.torch.MoELayer", "crossdock.torch.MoELayer, all options"
+WITH_SHARED = PLAIN + " + shared"
+OPTIONS = dict(aux_loss_coeff=1e-3, z_loss_coeff=1e-4, expert_bias=True, router_bias=True)  # too small to change gradients
 
 
 class Problem:
@@ -106,7 +112,7 @@ def of_torch(problem, function):
 # ---- Crossdock ----
 
 
-def of_module(problem):
+def layer_of(problem, **options):
     layer = MoELayer(
         num_experts=problem.E,
         top_k=problem.K,
@@ -115,19 +121,44 @@ def of_module(problem):
         device=problem.x.device,
         dtype=torch.bfloat16,
         max_rows=problem.T * problem.K,
+        **options,
     )
     layer.router.weight, layer.experts.w1, layer.experts.w2 = map(torch.nn.Parameter, problem.inputs[1:])
-    inputs = [problem.x, layer.router.weight, layer.experts.w1, layer.experts.w2]
+    if layer.router.bias is not None:
+        torch.nn.init.zeros_(layer.router.bias)
+    return layer
+
+
+def of_module(problem, call, *modules):
+    """call(x) -> out, through these modules."""
+    own = {id(p): p for module in modules for p in module.parameters()}
+    first = [modules[0].router.weight, modules[0].experts.w1, modules[0].experts.w2]
+    for parameter in first:
+        del own[id(parameter)]
+    inputs = [problem.x, *first, *own.values()]
 
     def forward():
         with torch.no_grad():
-            return [layer(problem.x)]
+            return [call(problem.x)]
 
     def step():
-        out = layer(problem.x)
-        return [out, *torch.autograd.grad(out, inputs, problem.grad_out)]
+        out = call(problem.x)
+        return [out, *torch.autograd.grad(out, inputs, problem.grad_out)[: len(GRADIENTS)]]
 
     return forward, step
+
+
+def with_shared_experts(problem):
+    """A layer without options plus shared experts, and a layer with all options, whose shared experts are the same."""
+    torch.manual_seed(1)
+    shared = GroupedExperts(1, problem.D, problem.F, device=problem.x.device, dtype=torch.bfloat16)
+    counts = torch.full((1,), problem.T, dtype=torch.int64, device=problem.x.device)
+    plain, full = layer_of(problem), layer_of(problem, shared_inner=problem.F, **OPTIONS)
+    full.shared.w1, full.shared.w2 = (torch.nn.Parameter(p.detach()) for p in (shared.w1, shared.w2))
+    return {
+        WITH_SHARED: of_module(problem, lambda x: plain(x) + shared(x, counts), plain, shared),
+        ALL_OPTIONS: of_module(problem, full, full),
+    }
 
 
 def of_library(problem, keep, view):
@@ -193,7 +224,8 @@ def candidates(problem, options, keep):
             found[f"torch compiled, {name}"] = of_torch(problem, torch.compile(function, dynamic=False))
     found["crossdock graph"] = as_graphs(of_library(problem, keep, view_of))
     found["crossdock calls"] = of_library(problem, keep, lambda tensor: tensor)  # through DLPack
-    found["crossdock.torch.MoELayer"] = of_module(problem)
+    plain = layer_of(problem)
+    found[PLAIN] = of_module(problem, plain, plain)
     return found
 
 
@@ -249,8 +281,10 @@ def best(times, kind):
 
 def compare(shape, options):
     problem, keep = Problem(*SHAPES[shape]), []
-    found = candidates(problem, options, keep)
-    check(shape, found)
+    found, shared = candidates(problem, options, keep), with_shared_experts(problem)
+    for same in (found, shared):
+        check(shape, same)
+    found.update(shared)
     results = []
     for i, what in enumerate(("forward", "forward + backward")):
         times = dict(zip(found, time_by_turns([calls[i] for calls in found.values()], options.rounds, options.pause)))
@@ -258,11 +292,14 @@ def compare(shape, options):
         for name, ms in times.items():
             result = {"shape": shape, "what": what, "candidate": name, "ms": ms}
             ratios = ""
-            if name.startswith("crossdock"):
+            if name.startswith("crossdock") and name not in shared:
                 result.update(of_eager=eager / ms, of_compiled=compiled / ms)
                 ratios = f"  {eager / ms:.2f} x eager, {compiled / ms:.2f} x compiled"
+            elif name == ALL_OPTIONS:
+                result.update(of_plain=ms / times[WITH_SHARED])
+                ratios = f"  {ms / times[WITH_SHARED]:.3f} x the time without options"
             results.append(result)
-            print(f"{shape:15} {what:19} {name:26} {ms:7.3f} ms{ratios}", flush=True)
+            print(f"{shape:15} {what:19} {name:37} {ms:7.3f} ms{ratios}", flush=True)
     return results
 
 
@@ -289,9 +326,12 @@ def main():
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--pause", type=float, default=0.05, help="seconds of rest before each turn (0.05)")
     parser.add_argument("--no-compile", action="store_true", help="leave out torch.compile")
+    parser.add_argument("--short", action="store_true", help="5 rounds without torch.compile: under a minute for all shapes")
     parser.add_argument("--profile", action="store_true", help="list the kernels of one replay of Crossdock's graph instead")
     parser.add_argument("--json", help="file for all times")
     options = parser.parse_args()
+    if options.short:
+        options.rounds, options.no_compile = 5, True
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, crossdock {crossdock.__version__}")
     results = []
     with torch.cuda.stream(torch.cuda.Stream()):

@@ -100,10 +100,11 @@ def refuses_wrong_arguments(layer, rank, world):
 
 @case(1)
 def options_that_changed_modules_rule_out_say_so(rank, world):
-    layer = MoELayer(**SIZES, delay_dw=True)
-    layer.router.register_forward_hook(lambda *_: None)
-    error = error_of(lambda: layer(torch.ones(2, D)))
-    assert "delay_dw needs the library's whole layer, which a layer with changed modules rules out" in str(error)
+    for name, value in dict(delay_dw=True, allow_equal_tokens=False).items():
+        layer = MoELayer(**SIZES, **{name: value})
+        layer.router.register_forward_hook(lambda *_: None)
+        error = error_of(lambda layer=layer: layer(torch.ones(2, D)))
+        assert f"{name} needs the library's whole layer, which a layer with changed modules rules out" in str(error)
     own = MoELayer(num_experts=E, top_k=K, width=D, experts=torch.nn.Identity(), bias=True)
     with raises(ValueError, "bias is an option of the library's experts; pass inner instead of your own experts"):
         own.validate()

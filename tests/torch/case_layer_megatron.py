@@ -163,6 +163,10 @@ LOSSES = (
 
 @case(1, 2, 4)
 def losses_and_their_gradients(rank, world):
+    equal_losses(rank, world)
+
+
+def equal_losses(rank, world, mask=None):
     moe_utils.MoEAuxLossAutoScaler.set_loss_scale(torch.tensor(0.5))
     set_loss_scale(0.5)
     sequences = dict(sequence_ids=torch.arange(B).expand(L, B), num_sequences=B)
@@ -172,7 +176,7 @@ def losses_and_their_gradients(rank, world):
                 everyone = {SHARED: dist.group.WORLD} if "sequence" in str(ours) else {}
                 mine = dict(ours, score=score, normalise=score == "sigmoid", **everyone)
                 problem = Problem(rank, world, mine, dict(theirs, moe_router_score_function=score), has_steps)
-                report, found, _ = problem.check(rank, **sequences)
+                report, found, _ = problem.check(rank, mask=mask, **sequences)
                 if not has_steps:
                     coefficient = 1 / world if name == "z_loss" else 1.0  # Megatron logs the mean of this rank's tokens
                     terms = dict(zip(("load", "seq", "global"), report.losses[2:]))
@@ -213,6 +217,14 @@ def losses_with_padding(rank, world):
         report, found, _ = problem.check(rank, mask=mask)
         close(report.aux_loss.float(), (found["load_balancing_loss"] * 0.5).float())
         assert (report.expert_ids[mask.view(-1)] == -1).all()
+
+
+@case(1, 2, 4)
+def all_losses_with_padding(rank, world):
+    """As much in every sequence: Megatron divides by the mean."""
+    mask = (torch.arange(L)[:, None] + torch.arange(B) + rank) % 3 == 1
+    assert (mask.sum(0) == L // 3).all()
+    equal_losses(rank, world, mask)
 
 
 @case(1, 2, 4)

@@ -147,9 +147,55 @@ def every_loss_reaches_the_gradients(rank, world):
             for layer in layers:
                 layer.update_expert_bias(0.25)
             assert torch.equal(layers[0].expert_bias, layers[1].expert_bias) and not torch.equal(bias, layers[0].expert_bias)
-            assert layers[0]._state.load is None
+            assert not layers[0]._state.load.any()
     finally:
         set_loss_scale(1.0)
+
+
+@case(1, 2)
+def jitter_equals_the_steps(rank, world):
+    """Its factors follow from seed, token id and column, also in the gradients."""
+    jitter, options = 0.25, dict(jitter=0.25, aux_loss_coeff=0.1, score="sigmoid")
+    x, grad_out = inputs_of(rank, world, tokens=200)
+    order = torch.randperm(x.shape[0], generator=random_of(rank, 4))
+    ids = torch.arange(x.shape[0]) + 1000 * rank + 2**40
+
+    def seeded(layer, order, **keywords):
+        torch.manual_seed(17)  # the same on every rank
+        found = step(layer, x[order], grad_out[order], **keywords)
+        return found, layer.report
+
+    straight, seen = torch.arange(x.shape[0]), []
+    for keywords in ({}, dict(token_ids=ids), dict(padding_mask=ids % 5 == 1)):
+        layers = twins(**options, dtype=torch.float64)
+        layers[1].router.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+        (got, report), (wanted, other) = (seeded(layer, straight, **keywords) for layer in layers)
+        for a, b in zip(got, wanted):
+            close(a, b, 1e-12)
+        assert torch.equal(report.expert_ids, other.expert_ids)
+        close(report.losses, other.losses, 1e-12)
+        unseeded = step(layers[0], x, grad_out, **keywords)
+        assert not torch.equal(unseeded[0], got[0])
+        if "token_ids" in keywords:
+            found, _ = seeded(layers[0], order, token_ids=ids[order])
+            for i in (0, 1):
+                close(found[i], got[i][order], 1e-12)
+    factors = [(inputs / x) for inputs in seen]
+    assert all(((one >= 1 - jitter - 1e-12) & (one < 1 + jitter + 1e-12)).all() for one in factors)
+    assert all(one.min() < 0.76 and one.max() > 1.24 and abs(one.mean() - 1) < 0.01 for one in factors)
+    everyone = [None] * world
+    dist.all_gather_object(everyone, [one.tolist() for one in factors[:2]])
+    assert len({str(one) for those in everyone for one in those}) == 2 * world
+
+    for layer in twins(jitter=jitter, score="sigmoid", dtype=torch.float64):
+        y, shift = x[:3].clone().requires_grad_(), torch.tensor([0.0, 0.0, 1e-6] + [0.0] * (D - 3))
+        ends = []
+        for sign in (1, -1):
+            torch.manual_seed(17)
+            ends.append(layer(y + sign * shift).sum())
+        torch.manual_seed(17)
+        (grad,) = torch.autograd.grad(layer(y).sum(), y)
+        close((ends[0] - ends[1]) / 2e-6, grad[:, 2].sum(), 1e-6)
 
 
 EXPERTS = {
@@ -179,6 +225,57 @@ def all_experts_equal_the_steps(rank, world):
         for value in (kept, dropped):
             dist.all_reduce(value)
         assert kept + dropped == total(x.shape[0]) * K == report.rows_per_rank.sum()
+
+
+MOST_ROWS = 4 * 16 * K  # of all ranks
+ROWS = {
+    "padded": dict(capacity_factor=4.0, capacity_tokens=16, pad_to_capacity=True),
+    "sums": dict(partial_sums="fp32"),
+    "no empty segments": dict(keep_empty_segments=True),
+    "routes": dict(max_routes_per_token=K),
+    "direct": dict(strategy="direct"),
+    "alltoall": dict(strategy="alltoall"),
+    "allgather": dict(strategy="allgather"),
+    "hierarchical": dict(strategy="hierarchical"),
+    "copies": dict(copies="per_rank"),
+    "aligned": dict(alignment=16),
+    "limited": dict(max_rows=MOST_ROWS),
+    "several": dict(alignment=8, max_rows=2 * MOST_ROWS, keep_empty_segments=True, copies="per_route", partial_sums=True),
+}
+
+
+@case(1, 2, 4)
+def options_of_rows_change_no_value(rank, world):
+    """Against a layer without them: whole and step by step, with and without other options. One expert has no rows."""
+    x, grad_out = inputs_of(rank, world)
+    x[:, 0] = 4.0
+    for more in ({}, dict(expert_bias=True, shared_inner=3, aux_loss_coeff=0.1, weights_in="experts")):
+        default, _ = twins(**more, dtype=torch.float64)
+        gate = default.router.weight.detach().clone()
+        gate[3] = torch.tensor([-100.0] + [0.0] * (D - 1))
+        results = []
+        for options in ({}, *ROWS.values()):
+            for layer in twins(**more, **options, dtype=torch.float64):
+                layer.validate()
+                layer.router.weight.data.copy_(gate)
+                if layer.expert_bias is not None:
+                    layer.expert_bias[3] = -10.0
+                results.append((options, step(layer, x, grad_out), layer.report))
+        _, wanted, report = results[0]
+        for options, got, other in results[1:]:
+            for a, b in zip(got, wanted):
+                close(a, b, 1e-12)
+            if more:
+                assert torch.equal(other.expert_ids, report.expert_ids) and torch.equal(other.load, report.load), options
+                assert not other.dropped.any() and other.load[3] == 0, options
+
+
+@case(1, 2)
+def sums_in_the_dtype_of_rows_are_rounded_once_more(rank, world):
+    x, grad_out = inputs_of(rank, world, torch.bfloat16)
+    layers = [twins(report=True, dtype=torch.bfloat16, **options)[0] for options in ({}, dict(partial_sums="rows"))]
+    for a, b in zip(*(step(layer, x, grad_out) for layer in layers)):
+        close(a.float(), b.float(), 0.05)
 
 
 @case(1, 2)
@@ -248,6 +345,67 @@ def given_experts_keep_their_options(rank, world):
                 steps = (step(layer, x, grad_out, padding_mask=mask) for layer in (given, wanted))
                 for a, b in zip(*([t.clone() for t in found] for found in steps)):
                     close(a, b, 1e-12)
+
+
+@case(1, 2, 4)
+def values_that_are_not_finite_propagate(rank, world):
+    """An infinite or NaN token spoils its own output and gradient and those of its experts; the others are as with any other token
+    that has its routes. So does a gradient of out."""
+    x, grad_out = inputs_of(rank, world, tokens=5)
+    ids = torch.rand((5, E), generator=random_of(rank, 3)).argsort(dim=1)[:, :K]
+    others = torch.tensor([0, 1, 3, 4])
+    for options in ({}, dict(expert_bias=True), dict(shared_inner=3, bias=True), dict(capacity_factor=2.0, report=True)):
+        for layer in twins(**options, dtype=torch.float64):
+            forced = dict(forced_ids=ids) if options else {}
+            wanted = step(layer, x, grad_out, **forced)
+            wanted = [value.clone() for value in wanted]
+            for bad, where in ((torch.inf, "x"), (torch.nan, "x"), (torch.inf, "grad_out")):
+                inputs = {"x": x.clone(), "grad_out": grad_out.clone()}
+                if rank == 0:
+                    inputs[where][2, 0] = bad
+                got = step(layer, **inputs, **forced)
+                for i, (a, b) in enumerate(zip(got[:2], wanted[:2])):
+                    close(a[others], b[others], 1e-12)
+                    is_spoilt = rank == 0 and (i == 1 or where == "x")
+                    assert a[2].isfinite().all() != is_spoilt, (options, bad, where, i)
+                experts = torch.cat([p.grad.flatten(1) for p in layer.expert_parameters()], dim=1)
+                spoilt = torch.zeros(E, dtype=torch.bool)
+                if rank == 0:
+                    spoilt[(ids if forced else layer.route(inputs["x"])[0])[2]] = True
+                assert layer.report is None or layer.report.load.sum() == world * 5 * K
+                spoilt = spoilt.int()
+                dist.all_reduce(spoilt)
+                own = spoilt.bool()[layer.local_experts]
+                assert torch.equal(~experts.isfinite().all(dim=1), own), (options, bad, where)
+
+
+@case(1, 2)
+def transposed_experts_have_the_same_values(rank, world):
+    """Alone, as shards, and as the experts of a layer."""
+    for options in (dict(), dict(activation="geglu", interleaved=True, bias=True, shard=(1, 2)), dict(activation="gelu")):
+        made = []
+        for transposed in (False, True):
+            torch.manual_seed(3)
+            made.append(GroupedExperts(3, D, F, transposed=transposed, dtype=torch.float64, **options))
+        plain, other = made
+        assert torch.equal(plain.w1.mT, other.w1) and torch.equal(plain.w2.mT, other.w2) and "transposed=True" in repr(other)
+        rows, counts = torch.randn((6, D), generator=random_of(rank)).double(), torch.tensor([1, 0, 5])
+        outs = [experts(rows, counts) for experts in made]
+        close(outs[1], outs[0], 1e-12)
+        for out in outs:
+            out.square().sum().backward()
+        for (name, a), b in zip(other.named_parameters(), plain.parameters()):
+            close(a.grad, b.grad.mT if name.startswith("w") else b.grad, 1e-12)
+    x, grad_out = inputs_of(rank, world)
+    layers = twins(report=True, dtype=torch.float64)
+    numbers = dict(expert_ids=layers[0].local_experts, num_experts=E, transposed=True, dtype=torch.float64)
+    experts = GroupedExperts(len(layers[0].local_experts), D, F, **numbers)
+    layer = MoELayer(**{**SIZES, "inner": None}, experts=experts, report=True, dtype=torch.float64)
+    layer.router = layers[0].router
+    for name in ("w1", "w2"):
+        getattr(experts, name).data.copy_(getattr(layers[0].experts, name).mT)
+    for a, b in zip(step(layer, x, grad_out)[:2], step(layers[0], x, grad_out)[:2]):
+        close(a, b, 1e-12)
 
 
 ACTIVATIONS = {

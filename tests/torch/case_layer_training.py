@@ -161,6 +161,12 @@ def checkpointing_changes_nothing(rank, world):
 
 @case(1, 2)
 def selective_checkpointing_does_not_repeat_the_layer(rank, world):
+    """Neither with options, nor without in the operator of GPUs, which the CPU has too."""
+    for is_plain in (False, True):
+        repeats_no_forward(rank, is_plain)
+
+
+def repeats_no_forward(rank, is_plain):
     saved, forwards, original = save_ops(), [], calls.layer_forward
 
     def policy(context, operator, *_, **__):
@@ -171,6 +177,10 @@ def selective_checkpointing_does_not_repeat_the_layer(rank, world):
         return original(*arguments)
 
     model = Model()
+    if is_plain:
+        for block in model.blocks:
+            block.moe = MoELayer(**SIZES)
+            block.moe._is_one_operator = lambda _: True
     loss_of(model, *batch_of(rank, 0)).backward()
     wanted = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
@@ -200,6 +210,7 @@ def operators_pass_the_checks_of_torch(rank, world):
         "expert_mlp": (x, weights, *four, counts, *Form(weights_in="experts"), True),
         "attach_losses": (weights, torch.ones(()).requires_grad_(), torch.zeros(E, dtype=torch.int64), none, state.key),
         "sum_over_group": (counts, state.key, "layer"),
+        "jitter_factors": (x.detach(), torch.arange(6), torch.tensor([3]), state.key),
     }
     for name, arguments in inputs.items():
         operator = getattr(torch.ops.crossdock, name).default
@@ -226,6 +237,23 @@ def every_option_is_one_graph(rank, world):
                 results.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
             for a, b in zip(*results):
                 close(a, b, 1e-5)
+
+
+@case(1)
+def inductor_compiles_a_layer_with_options(rank, world):
+    torch._dynamo.reset()
+    torch.manual_seed(1)
+    layer = MoELayer(**OPTIONS)
+    compiled = torch.compile(layer, fullgraph=True, options={"cpp_cache_precompile_headers": False})  # takes longer
+    for number in (1, 2):
+        x = torch.randn((2, LENGTH, D), generator=random_of(rank, number)).requires_grad_()
+        results = []
+        for run in (compiled, layer):
+            out = run(x)
+            results.append([out, *torch.autograd.grad(out.square().sum(), [x, *layer.parameters()]), layer.report.losses])
+        for a, b in zip(*results):
+            close(a, b, 1e-5)
+    assert layer._state.load.sum() == 4 * 2 * LENGTH * SIZES["top_k"]
 
 
 @case(1, 2)
@@ -293,27 +321,83 @@ def a_grad_scaler_scales_the_losses_too(rank, world):
         close(a, b)
 
 
+@case(1, 2, 4)
+def a_grad_scaler_skips_a_step_that_overflows_anywhere(rank, world):
+    """The gradients of the last rank's experts overflow in the second step: every rank skips it. Bias and loads stay finite and
+    equal, and the third step goes on, with the scale of before or its half."""
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    for in_steps in (False, True):
+        model = Model(bias=True)
+        layers, experts = model.layers(), {id(p) for p in model.experts()}
+        for layer in layers if in_steps else ():
+            layer.router.register_forward_hook(forward_hook)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        scaler = ShardedGradScaler("cpu", init_scale=1024.0)
+        try:
+            for number in range(3):
+                set_loss_scale(scaler.get_scale())
+                before = [p.detach().clone() for p in model.parameters()]
+                biases = [layer.expert_bias.clone() for layer in layers]
+                optimizer.zero_grad()
+                scaler.scale(loss_of(model, *batch_of(rank, number))).backward()
+                for parameter in model.parameters():
+                    if id(parameter) not in experts:
+                        dist.all_reduce(parameter.grad)
+                    parameter.grad /= world
+                if number == 1 and rank == world - 1:
+                    layers[0].experts.w1.grad[0, 0, 0] = torch.inf
+                scaler.step(optimizer)
+                scaler.update()
+                for parameter, old in zip(model.parameters(), before):
+                    assert parameter.isfinite().all() and torch.equal(parameter, old) == (number == 1)
+                for layer, old in zip(layers, biases):
+                    assert layer._state.load.sum() == total(2 * LENGTH) * SIZES["top_k"]
+                    layer.update_expert_bias()
+                    assert layer.expert_bias.isfinite().all() and not torch.equal(layer.expert_bias, old)
+                everyone = [None] * world
+                dist.all_gather_object(everyone, [layer.expert_bias.tolist() for layer in layers])
+                assert all(one == everyone[0] for one in everyone)
+            assert scaler.get_scale() == 512.0
+        finally:
+            set_loss_scale(1.0)
+
+
+@case(1, 2)
+def infinite_losses_leave_bias_and_loads_finite(rank, world):
+    """A loss scale that overflows: every gradient of the step is lost, and nothing else."""
+    for in_steps in (False, True):
+        torch.manual_seed(2)
+        layer = MoELayer(**OPTIONS)
+        if in_steps:
+            layer.router.register_forward_hook(forward_hook)
+        set_loss_scale(2.0**127)
+        try:
+            out = layer(torch.randn((2, LENGTH, D), generator=random_of(rank)))
+            ((1000 * out).square().sum() * 2.0**127).backward()
+        finally:
+            set_loss_scale(1.0)
+        assert not layer.router.weight.grad.isfinite().all() and not layer.experts.w1.grad.isfinite().all()
+        assert out.isfinite().all() and layer.report.losses.isfinite().all()
+        layer.update_expert_bias()
+        assert layer.expert_bias.isfinite().all() and layer.expert_bias.any()
+
+
 @case(1, 2)
 def dtypes_give_results_of_their_precision(rank, world):
-    torch.manual_seed(4)
-    wanted = None
+    wanted = ids = None
     for dtype, limit in ((torch.float64, 0), (torch.float32, 1e-5), (torch.bfloat16, 0.1), (torch.float16, 0.02)):
         torch.manual_seed(4)
         layer = MoELayer(**OPTIONS, dtype=torch.float64).to(dtype)
         assert layer.expert_bias.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-        x = torch.randn((2, LENGTH, D), generator=random_of(rank)).to(dtype)
-        got = step_of(layer, x)
-        wanted = wanted or got
-        if layer.report.expert_ids.equal(wanted[-1]):
-            for a, b in zip(got[:-1], wanted[:-1]):
-                close(a, b, limit)
-
-
-def step_of(layer, x):
-    x = x.clone().requires_grad_()
-    out = layer(x)
-    out.square().sum().backward()
-    return [t.detach().double() for t in (out, x.grad, layer.shared.w1.grad)] + [layer.report.expert_ids]
+        x = torch.randn((2, LENGTH, D), generator=random_of(rank)).to(dtype).requires_grad_()
+        out = layer(x, forced_ids=ids)  # those of fp64, which rounding might change
+        out.square().sum().backward()
+        got = [t.detach().double() for t in (out, x.grad, *(p.grad for p in layer.parameters()), layer.report.losses)]
+        if wanted is None:
+            wanted, ids = got, layer.report.expert_ids.view(2, LENGTH, -1)
+        for a, b in zip(got, wanted):
+            close(a, b, limit)
 
 
 @case(1, 2)
@@ -327,7 +411,7 @@ def a_layer_can_be_moved_copied_and_saved(rank, world):
     assert twin._state is not layer._state and torch.equal(twin._state.load, layer._state.load) and twin.report is None
     assert torch.equal(twin(x), layer(x)) and twin.report is not layer.report
     layer.update_expert_bias()
-    assert twin._state.load is not None and not torch.equal(twin.expert_bias, layer.expert_bias)
+    assert twin._state.load.any() and not torch.equal(twin.expert_bias, layer.expert_bias)
 
     memory = io.BytesIO()
     torch.save(layer.state_dict(), memory)
@@ -494,28 +578,70 @@ def a_second_backward_counts_once(rank, world):
 
 
 @case(1, 2)
-def forwards_in_flight_count_in_the_loss_of_steps(rank, world):
-    """The third micro-batch's loss knows the first two, also if their backward calls came after both forwards."""
-    losses = []
-    for in_flight in (False, True):
-        torch.manual_seed(3)
-        layer = MoELayer(**SIZES, aux_loss_coeff=0.5, aux_loss_scope="global_batch", dtype=torch.float64)
-        layer.router.register_forward_hook(forward_hook)
-        x = torch.randn((3, 6, D), generator=random_of(rank)).double()
-        if in_flight:
-            (layer(x[0]).sum() + layer(x[1]).sum()).backward()
-        else:
-            for given in x[:2]:
-                layer(given).sum().backward()
+def forwards_in_flight_count_in_the_loss_of_the_step(rank, world):
+    """Each micro-batch's loss knows those before it, also if their backward calls come later, in any order; one that is dropped
+    without a backward, or is repeated by checkpointing, counts once or not at all."""
+
+    def one_by_one(layer, x):
+        for given in x[:2]:
+            layer(given).sum().backward()
+            yield
         layer(x[2])
-        losses.append(layer.report.losses)
-    assert torch.equal(*losses) and losses[0][4] > 0
+        yield
+
+    def in_flight(order, layer, x):
+        outs = [layer(x[0])]
+        yield
+        outs.append(layer(x[1]))
+        yield
+        for i in order:
+            outs[i].sum().backward()
+        layer(x[2])
+        yield
+
+    def with_dropped(layer, x):
+        for given in (x[0], x[1]):
+            layer(x[2])  # its graph is gone at once
+            with torch.no_grad():
+                layer(x[2])
+            layer(given).sum().backward()
+            yield
+        layer(x[2])
+        yield
+
+    def checkpointed(layer, x):
+        outs = []
+        for given in x[:2]:
+            outs.append(checkpoint(layer, given, use_reentrant=False))
+            outs[-1].sum().backward()
+            yield
+        layer(x[2])
+        yield
+
+    orders = [functools.partial(in_flight, order) for order in ((0, 1), (1, 0))]
+    found = []
+    for in_steps in (False, True):
+        for course in (one_by_one, *orders, with_dropped, checkpointed):
+            torch.manual_seed(3)
+            layer = MoELayer(**SIZES, aux_loss_coeff=0.5, aux_loss_scope="global_batch", expert_bias=True, dtype=torch.float64)
+            if in_steps:
+                layer.router.register_forward_hook(forward_hook)
+            x = torch.randn((3, 6, D), generator=random_of(rank)).double().requires_grad_()
+            for _ in range(2):
+                losses = [layer.report.losses[4].clone() for _ in course(layer, x)]
+                assert layer._state.load.sum() == 2 * total(6) * SIZES["top_k"]
+                found.append(torch.stack([*losses, layer.router.weight.grad.abs().sum()]))
+                layer.zero_grad()
+                layer.start_step()
+    for losses in found[1:]:
+        close(losses, found[0], 1e-12)
+    assert found[0].all() and len(set(found[0].tolist())) == 4
 
 
 @case(1, 2)
 def compiled_steps_count_loads(rank, world):
     """Also without losses, in micro-batches, and not in evaluation."""
-    for options in ({}, dict(aux_loss_coeff=0.1)):
+    for options in (dict(jitter=0.1), dict(aux_loss_coeff=0.1)):
         torch._dynamo.reset()
         layer = MoELayer(**SIZES, expert_bias=True, **options)
         layer.experts.register_forward_hook(forward_hook)

@@ -1,30 +1,35 @@
 """MoELayer with the options and weights of transformers' models: their outputs and gradients. Needs transformers 5."""
+import pathlib
+import re
+
 import torch
 import torch.distributed as dist
-from case_convert import PREFIX, D, E, F, K, close, model_of, needs_transformers, normalises
+from case_convert import PREFIX, D, E, F, K, close, model_of, needs_transformers
 from cases import random_of
 
 from crossdock.torch import MoELayer
 from crossdock.torch.convert import from_transformers
 
-OPTIONS = {
-    "qwen3_moe": dict(),
-    "mixtral": dict(score="softmax_after_top_k"),
-    "deepseek_v3": dict(
-        score="sigmoid", scale=2.5, expert_bias=True, num_groups=2, group_top_k=1, group_score="top_2", shared_inner=2 * F
-    ),
-    "gpt_oss": dict(score="softmax_after_top_k", router_bias=True, bias=True, activation="clamped_swiglu"),
-}
+PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "pytorch.md"
+
+
+def documented_options():
+    """Functions from configurations to options, by family, as the page has them."""
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (block,) = (block for block in blocks if "options_of" in block)
+    found = {}
+    exec(block, found)
+    return found["options_of"]
 
 
 @needs_transformers(1, 4)
 def layers_compute_what_transformers_computes(rank, world):
-    for family, options in OPTIONS.items():
+    documented = documented_options()
+    assert len(documented) == 4
+    for family, options_of in documented.items():
         model = model_of(family)
         block = model.model.layers[1].mlp
-        if family == "gpt_oss":
-            options = dict(options, limit=model.config.swiglu_limit)
-        layer = MoELayer(num_experts=E, top_k=K, width=D, inner=F, normalise=normalises(model), **options)
+        layer = MoELayer(num_experts=E, top_k=K, width=D, inner=F, **options_of(model.config))
         state = from_transformers(model.state_dict(), family, PREFIX, experts=layer.local_experts)
         layer.load_state_dict(state)
         x, grad_out = (torch.randn((1, 7 + rank, D), generator=random_of(rank, i)) for i in (0, 1))

@@ -4,7 +4,7 @@ import warnings
 warnings.simplefilter("ignore")
 import megatron_on_cpu  # noqa: E402,F401
 import torch  # noqa: E402
-from cases import case, raises, random_of, random_routes  # noqa: E402
+from cases import case, equal_where_finite, raises, random_of, random_routes  # noqa: E402
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear  # noqa: E402
 from megatron.core.transformer.mlp import MLPSubmodules  # noqa: E402
@@ -92,6 +92,23 @@ def compare(rank, world, tp=1, ep=1, etp=1, tokens=(4,), reference="alltoall", t
 @case(4)
 def ep4(rank, world):
     compare(rank, world, ep=4)
+
+
+@case(4)
+def values_that_are_not_finite_propagate(rank, world):
+    """To the places to which Megatron's own dispatcher brings them, and no further."""
+    initialize(1, 4, 1)
+    for bad in (torch.inf, torch.nan):
+        x = torch.randn((4, 2, H), generator=random_of(rank, 50))
+        if rank == 1:
+            x[1, 0, 3] = bad
+        want = run(build("alltoall", ep=4), x)
+        layer = build("alltoall", ep=4)
+        assert crossdock.megatron.replace(layer) == 1
+        got = run(layer, x)
+        for name, value in want.items():
+            equal_where_finite(name, got[name], value)
+        assert got["out"].isfinite().all() == (rank != 1) and got["out"][:, 1].isfinite().all()
 
 
 @case(4)

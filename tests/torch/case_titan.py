@@ -5,7 +5,7 @@ import torch.distributed as dist
 if not hasattr(torch.compiler, "_is_non_strict_tracing"):  # torchtitan 0.3.0 with torch 2.11
     torch.compiler._is_non_strict_tracing = lambda: False
 
-from cases import case, random_of, random_routes  # noqa: E402
+from cases import case, equal_where_finite, random_of, random_routes  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torchtitan.config.override import OverrideConfig, apply_overrides  # noqa: E402
 from torchtitan.distributed.utils import set_spmd_backend  # noqa: E402
@@ -72,6 +72,22 @@ def inside_moe(rank, world):
     config = config_of(AllToAllTokenDispatcher)
     assert len(apply_overrides(OverrideConfig(imports=["crossdock.torchtitan.dispatcher"]), config)) == 1
     compare(want, run(build(config, rank, world), x))
+
+
+@case(4)
+def values_that_are_not_finite_propagate(rank, world):
+    """To the places to which torchtitan's own dispatcher brings them, and no further."""
+    for bad in (torch.inf, torch.nan):
+        x = torch.randn((2, 6, D), generator=random_of(rank, 1))
+        if rank == 1:
+            x[1, 2, 3] = bad
+        want = run(build(config_of(AllToAllTokenDispatcher), rank, world), x)
+        config = config_of(AllToAllTokenDispatcher)
+        apply_overrides(OverrideConfig(imports=["crossdock.torchtitan.dispatcher"]), config)
+        got = run(build(config, rank, world), x)
+        for name, value in want.items():
+            equal_where_finite(name, got[name], value)
+        assert got["out"].isfinite().all() == (rank != 1) and got["out"][0].isfinite().all()
 
 
 @case(4)

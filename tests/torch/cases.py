@@ -77,6 +77,13 @@ def rows_are_close(name: str, got: torch.Tensor, wanted: torch.Tensor, limit: fl
         assert difference <= limit * size, f"{name}: a row differs by {difference:.1e}, rows have a norm of {size:.1e}"
 
 
+def equal_where_finite(name: str, got: torch.Tensor, wanted: torch.Tensor, limit: float = 1e-6) -> None:
+    """Infinite and NaN values are in the same places, and all others differ by at most `limit`."""
+    is_finite = wanted.isfinite()
+    assert torch.equal(got.isfinite(), is_finite), f"{name}: {int((~got.isfinite()).sum())} values are not finite"
+    torch.testing.assert_close(got[is_finite], wanted[is_finite], rtol=limit, atol=limit, msg=lambda text: f"{name}: {text}")
+
+
 @contextlib.contextmanager
 def raises(kind, *words: str):
     try:

@@ -73,12 +73,18 @@ def check_comparison(outputs):
         assert abs(other - ours) <= 1e-6, outputs
 
 
-def first_blocks(page, folder):
-    """The first three blocks of the page, a layer, its training and its checkpoint, as one program."""
-    code = [f"folder = {folder!r}", *python_blocks(page)[:3]]
-    code.insert(2, "first = (layer(x) - x).square().mean().item()")
-    code += ["again = (layer(x) - x).square().mean().item()"]
-    code += ["print('loss', first, again, layer.expert_bias.abs().max().item())", "dist.destroy_process_group()"]
+def pytorch_page(folder):
+    """The first blocks of docs/pytorch.md as one program: a layer, its training, its checkpoint. The block with options for
+    models of transformers is run by case_layer_transformers.py, the last one is `dispatcher_block`."""
+    layer, training, checkpoint, models, dispatcher = python_blocks("docs/pytorch.md")
+    assert "options_of" in models and "import Dispatcher" in dispatcher
+    code = [f"import torch, crossdock.torch\nfolder = {folder!r}", layer, "first = (layer(x) - x).square().mean().item()"]
+    code += [training, "trained = layer.eval()(x)", checkpoint]
+    code += ["difference = (whole.eval()(x) - trained).abs().max().item() / trained.abs().max().item()"]
+    code += ["steps = {int(state['step']) for state in again.state.values()}"]
+    code += ["print('loss', first, (trained - x).square().mean().item(), layer.expert_bias.abs().max().item())"]
+    code += ["print('loaded', difference, *steps)"]
+    code += ["dist.destroy_process_group()"]
     return "\n".join(code)
 
 
@@ -89,10 +95,11 @@ def dispatcher_block(page):
     return begin + code + "dist.destroy_process_group()\n"
 
 
-def check_first_blocks(outputs):
+def check_pytorch_page(outputs):
     for output in outputs:
-        first, again, bias = map(float, re.search(r"loss (\S+) (\S+) (\S+)", output).groups())
-        assert again < first and bias > 0, outputs
+        first, trained, bias = map(float, re.search(r"loss (\S+) (\S+) (\S+)", output).groups())
+        assert trained < first and bias > 0, outputs
+        assert float(re.search(r"loaded (\S+) 20$", output, re.MULTILINE).group(1)) < 1e-5, outputs
 
 
 def check_example(outputs):
@@ -111,7 +118,7 @@ def main():
     assert len(steps) == 5, steps
     with tempfile.TemporaryDirectory() as folder:
         scripts = {"readme_training": training[0], "tutorial_comparison": comparison[0], "readme_layer": as_program(two_lines)}
-        scripts["pytorch_page"] = first_blocks("docs/pytorch.md", f"{folder}/checkpoint")
+        scripts["pytorch_page"] = pytorch_page(f"{folder}/checkpoint")
         scripts["pytorch_dispatcher"] = dispatcher_block("docs/pytorch.md")
         for name, code in scripts.items():
             (pathlib.Path(folder) / f"{name}.py").write_text(code)
@@ -119,7 +126,7 @@ def main():
         printed = launch(folder, files)
     check_training(printed["readme_training"])
     check_comparison(printed["tutorial_comparison"])
-    check_first_blocks(printed["pytorch_page"])
+    check_pytorch_page(printed["pytorch_page"])
     check_example(printed["08_torch"])
     for output in printed["pytorch_dispatcher"]:
         assert "experts 0 to 3" in output and "torch.float8_e4m3fn" in output, printed

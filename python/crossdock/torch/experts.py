@@ -32,6 +32,7 @@ class GroupedExperts(nn.Module):
         activation: "swiglu", "clamped_swiglu" (gpt-oss), "limited_swiglu" (DeepSeek-V4), "geglu", "geglu_tanh", "gelu",
             "gelu_tanh" or "squared_relu".
         interleaved: rows of w1 are gate 0, linear 0, gate 1, ...
+        transposed: w1 is [E_local, D, G] and w2 [E_local, F, D], as gpt-oss stores them; on the CPU only.
         limit: of clamped_swiglu and limited_swiglu.
         bias: experts have b1 and b2, which start at zero.
         weights_in: "experts" multiplies each row by its weight before w2; pass row_weights to forward.
@@ -56,6 +57,7 @@ class GroupedExperts(nn.Module):
         bias: bool = False,
         weights_in: str = "combine",
         recompute: bool = False,
+        transposed: bool = False,
         shard: Tuple[int, int] = (0, 1),
         device: Any = None,
         dtype: Any = None,
@@ -69,13 +71,13 @@ class GroupedExperts(nn.Module):
         if expert_ids is not None:
             number_experts(self, expert_ids, num_experts)
         self.activation, self.interleaved, self.limit = activation, interleaved, float(limit)
-        self.weights_in, self.recompute = weights_in, recompute
+        self.weights_in, self.recompute, self.transposed = weights_in, recompute, transposed
         self.shard, self._whole_inner = shard, inner
         inner = inner // shard[1] + (shard[0] < inner % shard[1])
         rows = 2 * inner if activation in GATED else inner
         made = {"device": device, "dtype": dtype}
-        self.w1 = nn.Parameter(torch.empty((num_local_experts, rows, width), **made))
-        self.w2 = nn.Parameter(torch.empty((num_local_experts, width, inner), **made))
+        shapes = ((width, rows), (inner, width)) if transposed else ((rows, width), (width, inner))
+        self.w1, self.w2 = (nn.Parameter(torch.empty((num_local_experts, *shape), **made)) for shape in shapes)
         self.register_parameter("b1", nn.Parameter(torch.zeros((num_local_experts, rows), **made)) if bias else None)
         self.register_parameter("b2", nn.Parameter(torch.zeros((num_local_experts, width), **made)) if bias else None)
         self.reset_parameters()
@@ -83,13 +85,14 @@ class GroupedExperts(nn.Module):
     @property
     def is_plain(self) -> bool:
         """Whether these are SwiGLU networks without other options."""
-        options = (self.activation, self.interleaved, self.weights_in, self.recompute, self.b1 is None)
-        return options == ("swiglu", False, "combine", False, True)
+        options = (self.activation, self.interleaved, self.weights_in, self.recompute, self.transposed, self.b1 is None)
+        return options == ("swiglu", False, "combine", False, False, True)
 
     def extra_repr(self) -> str:
-        num_experts, width, inner = self.w2.shape
+        num_experts, width, inner = self.w2.mT.shape if self.transposed else self.w2.shape
         shown = [f"num_local_experts={num_experts}, width={width}, inner={inner}"]
-        defaults = dict(activation="swiglu", interleaved=False, weights_in="combine", recompute=False, shard=(0, 1))
+        defaults = dict(activation="swiglu", interleaved=False, weights_in="combine", recompute=False, transposed=False)
+        defaults["shard"] = (0, 1)
         shown += [f"{name}={getattr(self, name)!r}" for name, value in defaults.items() if getattr(self, name) != value]
         return ", ".join(shown + ["bias=True"] * (self.b1 is not None))
 
@@ -107,7 +110,13 @@ class GroupedExperts(nn.Module):
             values = [torch.empty(p.shape, dtype=p.dtype, device=p.device) if is_sharded(p) else p for p in parameters]
             for local, expert in enumerate(range(self.w1.shape[0]) if self.expert_ids is None else self.expert_ids):
                 generator.manual_seed(seed + expert)
-                self._draw(values, local, generator)
+                if self.transposed:  # the same values, transposed
+                    drawn_values = [value.new_empty((1, *value.shape[:0:-1])) for value in values]
+                    self._draw(drawn_values, 0, generator)
+                    for value, made in zip(values, drawn_values):
+                        value[local].copy_(made[0].t())
+                else:
+                    self._draw(values, local, generator)
             for bias in (self.b1, self.b2):
                 if bias is not None:
                     bias.zero_()
@@ -145,7 +154,7 @@ class GroupedExperts(nn.Module):
         if not self.is_plain or library_computes(rows, w1, w2):
             biases = (None if bias is None else bias.to(dtype) for bias in (self.b1, self.b2))
             weights = None if row_weights is None else row_weights.to(weights_dtype(dtype))
-            options = (self.activation, self.limit, self.interleaved, False, self.weights_in, self.recompute)
+            options = (self.activation, self.limit, self.interleaved, self.transposed, self.weights_in, self.recompute)
             inputs = (rows, weights, w1, w2, *biases, tokens_per_expert)
             return expert_mlp(*inputs, *options, torch.is_grad_enabled())[0]
         if _torch_has_product(rows, w2.shape[2]):

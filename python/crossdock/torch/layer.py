@@ -15,7 +15,17 @@ from .groups import group_of
 from .layer_config import DispatchOptions, make_config, stand_in
 from .registration import HAS_OPERATORS, is_observed, is_transformed, transform_error
 from .report import LayerReport
-from .routing import Tokens, attach_losses, best_experts, checked_ids, choose, losses_of, sum_over_group, weights_of
+from .routing import (
+    Tokens,
+    attach_losses,
+    best_experts,
+    checked_ids,
+    choose,
+    jitter_factors,
+    losses_of,
+    sum_over_group,
+    weights_of,
+)
 from .tensors import view_of, weights_dtype
 from .whole_layer import LayerState, delayed_gradients, whole_layer
 
@@ -85,6 +95,11 @@ def autocast_dtype(tensor: torch.Tensor) -> torch.dtype:
     if HAS_OPERATORS:
         return torch.get_autocast_dtype(kind)
     return torch.get_autocast_gpu_dtype() if kind == "cuda" else torch.get_autocast_cpu_dtype()
+
+
+def new_seed() -> torch.Tensor:
+    """[1] for the jitter of a forward, from torch's CPU generator."""
+    return torch.randint(2**62, (1,), device="cpu")
 
 
 def _router_option(name: str) -> Any:
@@ -291,6 +306,7 @@ class MoELayer(nn.Module):
             biases drift apart. None: the layer's group has all ranks that train the layer.
         """
         bias, load = self.expert_bias, self._state.load
+        load = None if load is None else load.clone()
         self._state.start_step()
         if bias is None:
             raise ValueError("this layer has no expert bias; pass expert_bias=True")
@@ -474,7 +490,7 @@ class MoELayer(nn.Module):
             dtype = autocast_dtype(tokens)
             tokens = tokens.to(dtype)
         experts = tuple(None if given is None else given.to(tokens.dtype) for given in experts)
-        seed = torch.randint(2**62, (1,), device="cpu") if self.config.jitter and self.training else None
+        seed = new_seed() if self.config.jitter and self.training else None
         options = (known.num_sequences, known.total_sequences, self.training, torch.is_grad_enabled())
         given = (known.mask, known.sequence_ids, known.forced_ids, known.token_ids, seed)
         return whole_layer(
@@ -520,7 +536,8 @@ class MoELayer(nn.Module):
         if self._is_own_route():
             jittered = tokens
             if config.jitter and self.training:
-                jittered = tokens * torch.empty_like(tokens).uniform_(1 - config.jitter, 1 + config.jitter)
+                factors = jitter_factors(tokens.detach(), known.token_ids, new_seed(), state.key)
+                jittered = (tokens * factors).to(tokens.dtype)
             logits = self.router(jittered)
             logits = logits.to(weights_dtype(logits.dtype))
             expert_ids = known.forced_ids

@@ -219,7 +219,7 @@ class LayerConfig(DispatchOptions, ExpertOptions, RouterOptions):
 
     def check_steps(self, reason: str) -> None:
         """Raises an error if only the library's whole layer has an option."""
-        for name in ("etp", "delay_dw", "replicated_over"):
+        for name in ("etp", "delay_dw", "replicated_over", "allow_equal_tokens"):
             if getattr(self, name) != getattr(LayerConfig, name):
                 raise ValueError(f"{name} needs the library's whole layer, which {reason} rules out")
 

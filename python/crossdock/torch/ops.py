@@ -1,5 +1,5 @@
 """The calls as differentiable operators: `torch.ops.crossdock.dispatch` and so on."""
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Callable, Optional, Set, Tuple
 
 import torch
 from torch.autograd import forward_ad
@@ -250,9 +250,9 @@ combine_unweighted_backward = _define("combine_unweighted_backward")
 collect_routes = _define("collect_routes")
 
 
-def save_ops() -> set:
+def save_ops() -> "Set[torch._ops.OpOverload]":
     """The operators whose results selective checkpointing should save instead of communicating again."""
     if not HAS_OPERATORS:
         return set()
-    names = ("dispatch", "combine", "combine_unweighted", "whole_layer")
+    names = ("dispatch", "combine", "combine_unweighted", "whole_layer", "sum_over_group")
     return {getattr(torch.ops.crossdock, name).default for name in names}

@@ -46,7 +46,9 @@ class LayerReport:
     @property
     def rows_per_rank(self) -> torch.Tensor:
         """[P] int64: routes to the experts of each rank, before any drop; with etp > 1 [P / etp]."""
-        owners = torch.tensor(list(self.ranks), dtype=torch.int64, device=self.load.device)
+        owners = torch.tensor(list(self.ranks), dtype=torch.int64, device="cpu")
+        if self.load.is_cuda:  # from pinned memory: nobody waits for the copy
+            owners = owners.pin_memory().to(self.load.device, non_blocking=True)
         return self.load.new_zeros(self.num_ranks).index_add_(0, owners, self.load)
 
 

@@ -9,8 +9,8 @@ from crossdock._layer import AUX_LOSS_SCOPES
 from . import kept
 from .layer_config import LayerConfig
 from .registration import define, refuse_gradient, save_nothing
-from .tensors import view_of
-from .whole_layer import LayerState, state_of
+from .tensors import view_of, weights_dtype
+from .whole_layer import CountsInSteps, LayerState, state_of
 
 
 class Tokens(NamedTuple):
@@ -89,6 +89,45 @@ def weights_of(config: LayerConfig, logits: torch.Tensor, expert_ids: torch.Tens
     return weights * config.scale
 
 
+# ---- Jitter ----
+
+_ADDED, *_FACTORS = (value - 2**64 for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))  # as int64
+
+
+def _mix(bits: torch.Tensor) -> torch.Tensor:
+    """splitmix64 of 64 bits in int64, as src/router/choice.hpp has it."""
+    bits = bits + _ADDED
+    for shift, factor in zip((30, 27), _FACTORS):
+        bits = (bits ^ _shifted(bits, shift)) * factor
+    return bits ^ _shifted(bits, 31)
+
+
+def _shifted(bits: torch.Tensor, shift: int) -> torch.Tensor:
+    """bits >> shift of the unsigned value."""
+    return (bits >> shift) & ((1 << (64 - shift)) - 1)
+
+
+def _jitter_factors(tokens: torch.Tensor, token_ids: Optional[torch.Tensor], seed: torch.Tensor, layer: int) -> torch.Tensor:
+    """[T, D] the library's factors on the tokens [T, D], in [1 - jitter, 1 + jitter). They follow from seed [1], token id and
+    column."""
+    state, device = state_of(layer), tokens.device
+    own_seed = torch.tensor(state.seed_of_rank(int(seed), token_ids is not None), device=device)
+    ids = torch.arange(tokens.shape[0], device=device) if token_ids is None else token_ids
+    keys = _mix(_mix(own_seed) ^ ids)
+    bits = _shifted(_mix(keys[:, None] + torch.arange(tokens.shape[1], device=device)), 40)  # 24 bits
+    return 1 + state.config.jitter * (bits.to(weights_dtype(tokens.dtype)) * 2.0**-23 - 1)
+
+
+jitter_factors = define(
+    "jitter_factors",
+    "(Tensor tokens, Tensor? token_ids, Tensor seed, int layer) -> Tensor",
+    _jitter_factors,
+    lambda tokens, *_: tokens.new_empty(tokens.shape, dtype=weights_dtype(tokens.dtype)),
+    save_nothing,
+    refuse_gradient,
+)
+
+
 # ---- Arguments ----
 
 
@@ -122,7 +161,7 @@ def _sum_over_group(counts: torch.Tensor, layer: int, which: str) -> torch.Tenso
     state = state_of(layer)
     config = state.config
     if which == "step":
-        return counts.clone() if state.earlier_counts is None else counts + state.earlier_counts.to(counts.device)
+        return state.step.sum_steps(counts)
     counting = config.counting_group or state.group
     group = {"layer": state.group, "sequences": config.sequence_group or counting}.get(which, counting)
     host = counts.detach().to("cpu", torch.int64).clone()
@@ -208,7 +247,10 @@ def _attach(
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     """The weights, through whose backward the loss gets its gradient, and a value for it: the first backward also counts
     the load [E] of the forward, and the counts of its loss over the global batch."""
-    return weights.clone(), kept.tensor_of((load, step))
+    made, state = CountsInSteps(load, step), state_of(layer)
+    if step.numel() > 0:
+        state.step.add_steps(made)
+    return weights.clone(), kept.tensor_of(made)
 
 
 def _attach_backward(
@@ -216,7 +258,7 @@ def _attach_backward(
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     state, uncounted = state_of(layer), kept.take(counts)
     if uncounted is not None:
-        state.count_steps(*uncounted)
+        state.count_steps(uncounted)
     return grad.clone(), loss.new_full((), state.loss_factor())
 
 

@@ -36,6 +36,65 @@ class Delayed(NamedTuple):
     parameters: Tuple[Optional[torch.Tensor], ...]  # [8] those of the experts, None where no gradient is wanted
 
 
+class CountsInSteps:
+    """What a forward that runs step by step has counted: load [E], and counts [E + 1] for the loss of the global batch,
+    or an empty tensor."""
+
+    def __init__(self, load: torch.Tensor, counts: torch.Tensor):
+        self.load, self.counts = load, counts
+
+
+class StepCounts:
+    """The forwards of an optimizer step that a loss of the global batch counts: those that had a backward, and those in
+    flight, whose graph may still have one."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        # By number. The counts of a forward of the library's layer include those of all forwards before it.
+        self._in_flight: "Dict[int, weakref.ref[crossdock.LayerSaved]]" = {}
+        self._counted: Tuple[int, Optional[crossdock.LayerSaved]] = (-1, None)  # the last of them
+        self._steps_in_flight: "Dict[int, weakref.ref[CountsInSteps]]" = {}
+        self._steps_counted: Optional[torch.Tensor] = None  # [E + 1]
+
+    def last(self) -> Optional[crossdock.LayerSaved]:
+        """The last forward so far."""
+        alive = ((number, found()) for number, found in sorted(self._in_flight.items(), reverse=True))
+        number, values = next((one for one in alive if one[1] is not None), (-1, None))
+        return values if number > self._counted[0] else self._counted[1]
+
+    def add(self, values: crossdock.LayerSaved) -> None:
+        self._note(self._in_flight, values)
+
+    def count(self, values: crossdock.LayerSaved) -> None:
+        """In the backward of the forward with these values. A forward of the step before is forgotten."""
+        for number in [number for number, found in self._in_flight.items() if found() is values]:
+            del self._in_flight[number]
+            if number > self._counted[0]:
+                self._counted = (number, values)
+
+    def _note(self, in_flight: Dict, one: Any) -> None:
+        number = next(self._numbers)
+        in_flight[number] = weakref.ref(one, functools.partial(in_flight.pop, number))  # no Python code: see Owner
+
+    def sum_steps(self, counts: torch.Tensor) -> torch.Tensor:
+        """counts [E + 1] of a forward, plus those of all before it, for layers that run step by step."""
+        in_flight = (found() for found in list(self._steps_in_flight.values()))
+        others = [made.counts for made in in_flight if made is not None]
+        if self._steps_counted is not None:
+            others.append(self._steps_counted)
+        return sum((other.to(counts.device) for other in others), counts.clone())
+
+    def add_steps(self, made: CountsInSteps) -> None:
+        self._note(self._steps_in_flight, made)
+
+    def count_steps(self, made: CountsInSteps) -> None:
+        """As count, for layers that run step by step."""
+        for number in [number for number, found in self._steps_in_flight.items() if found() is made]:
+            del self._steps_in_flight[number]
+            before, counts = self._steps_counted, made.counts
+            self._steps_counted = counts if before is None else before.to(counts.device) + counts
+
+
 class LayerState:
     """What a MoELayer keeps between calls, known to the operators by a number. Copies have the same configuration and
     loads, and their own report."""
@@ -48,9 +107,9 @@ class LayerState:
         self.ranks = _ranks_of(config, core.group)
         self.num_ranks = core.group.size // config.etp
         self.report: Optional[LayerReport] = None
-        self.load: Optional[torch.Tensor] = None  # [E] of the forwards since the last update that had a backward
-        self.earlier: Optional[crossdock.LayerSaved] = None  # the step's last forward that had a backward
-        self.earlier_counts: Optional[torch.Tensor] = None  # [E + 1] of all such forwards of a layer that runs step by step
+        # [E] of the forwards since the last update that had a backward: one tensor, to which replays of a CUDA graph add.
+        self.load: Optional[torch.Tensor] = None
+        self.step = StepCounts()
         self.delayed: Deque[Delayed] = collections.deque()
         self._layers: Dict[Tuple, Tuple[crossdock.Layer, Any]] = {}
         self.key = key = next(_keys)
@@ -95,6 +154,11 @@ class LayerState:
                 marshal.call(self.group.rank, lib.group_all_reduce, self.group._handle, None, 0)
         raise error
 
+    def seed_of_rank(self, seed: int, has_ids: bool) -> int:
+        """Differs between ranks, whose generators may be in step, unless the tokens have ids or are on several ranks."""
+        is_shared = has_ids or self.config.replicated_over is not None
+        return seed if is_shared else (seed + self.group.rank * 0x9E3779B97F4A7C15) % 2**63
+
     def loss_factor(self) -> float:
         """The factor on the gradients of the losses."""
         factor = loss_scale()
@@ -109,21 +173,27 @@ class LayerState:
         if self.config.expert_bias:
             self._add_load(copy_of(values.report_fields()["load"], like))
         if self.config.aux_coeff("global_batch"):
-            self.earlier = values
+            self.step.count(values)
 
-    def count_steps(self, load: torch.Tensor, counts: torch.Tensor) -> None:
-        """The same for a layer that runs step by step. load [E] and counts [E + 1], or empty."""
+    def count_steps(self, made: "CountsInSteps") -> None:
+        """The same for a layer that runs step by step."""
         if self.config.expert_bias:
-            self._add_load(load)
+            self._add_load(made.load)
         if self.config.aux_coeff("global_batch"):
-            self.earlier_counts = counts if self.earlier_counts is None else self.earlier_counts.to(counts.device) + counts
+            self.step.count_steps(made)
 
     def start_step(self) -> None:
         """Forgets the forwards of the step before."""
-        self.load = self.earlier = self.earlier_counts = None
+        self.step = StepCounts()
+        if self.load is not None:
+            self.load.zero_()
 
     def _add_load(self, load: torch.Tensor) -> None:
-        self.load = load if self.load is None else self.load.to(load.device) + load
+        if self.load is None and is_captured(load):
+            raise RuntimeError("run a step of a layer with an expert bias before capturing one: its load has no memory yet")
+        if self.load is None or self.load.device != load.device:
+            self.load = torch.zeros_like(load) if self.load is None else self.load.to(load.device)
+        self.load.add_(load)
 
 
 def _ranks_of(config: LayerConfig, group: crossdock.Group) -> List[int]:
@@ -146,23 +216,20 @@ def state_of(key: int) -> LayerState:
 def _forward(
     state: LayerState, inputs: Tuple, keep: bool, earlier: Optional[crossdock.LayerSaved]
 ) -> Tuple[torch.Tensor, Optional[crossdock.LayerSaved]]:
-    """Out [T, D] and the values for backward. inputs: see `_layer`; earlier: see LayerState. The lock is held."""
+    """Out [T, D] and the values for backward. inputs: see `_layer`; earlier: see StepCounts. The lock is held."""
     x, seed, config = inputs[0], inputs[_T - 1], state.config
     mask, _, forced_ids, token_ids = inputs[_KNOWN]
     num_sequences, total_sequences, is_training = inputs[_T + 1 : _T + 4]
     has_report = not config.is_plain or mask is not None or forced_ids is not None
     _, layer = state.layer_of(x.dtype, is_training, total_sequences)
-    if seed is not None:
-        # Differs between ranks, whose generators may be in step, unless the tokens have ids or are on several ranks.
-        is_shared = token_ids is not None or config.replicated_over is not None
-        seed = int(seed) if is_shared else (int(seed) + state.group.rank * 0x9E3779B97F4A7C15) % 2**63
-    options = (num_sequences, total_sequences or 0, seed or 0, earlier if is_training else None, keep or has_report)
+    seed = 0 if seed is None else state.seed_of_rank(int(seed), token_ids is not None)
+    options = (num_sequences, total_sequences or 0, seed, earlier if is_training else None, keep or has_report)
     out, losses, saved = calls.layer_forward(layer, inputs[: _T - 1], *options)
     if has_report:
         has_drops = config.capacity_factor is not None or config.capacity_tokens is not None
         state.report = report_of(saved, losses, x, config.num_experts, config.etp, has_drops, state.ranks, state.num_ranks)
-    if keep and is_captured(x):
-        state.core.captured.append(saved)
+    if is_captured(x):
+        state.core.captured += [values for values in (saved if keep else None, earlier) if values is not None]
     return out, saved
 
 
@@ -170,8 +237,11 @@ def _layer(*inputs: Any) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
     """x [T, D] -> out [T, D] and, if `keep`, values for backward. Parameters as in MoELayer."""
     keep, state = inputs[-1], state_of(inputs[_T])
     with state.lock:
-        earlier = state.earlier
+        is_training = inputs[_T + 3]
+        earlier = state.step.last() if is_training else None
         out, saved = _forward(state, inputs, keep, earlier)
+        if keep and is_training and state.config.aux_coeff("global_batch"):
+            state.step.add(saved)
     return out, kept.tensor_of(saved, earlier) if keep else None
 
 
