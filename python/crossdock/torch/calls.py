@@ -214,6 +214,35 @@ def dispatch(
     return send(x, routing, weights, dispatcher, with_row_weights)[:4]
 
 
+def dispatch_scaled(
+    x: torch.Tensor,
+    routing: torch.Tensor,
+    weights: torch.Tensor,
+    dispatcher: int,
+    with_row_weights: bool,
+    scales: torch.Tensor,
+) -> Tuple[torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As dispatch, for x in fp8 with scales; also returns those of the rows."""
+    core, row_weights = core_of(dispatcher), None
+    memory: Any = False
+    with core.lock:
+        core.use_stream_of(x)
+        routes, per_expert = core.plan(contiguous(routing), usable_weights(weights, x.dtype))
+        num_rows = routes.capacity_rows
+        if with_row_weights:
+            row_weights, memory = empty(x, (num_rows,), weights_dtype(x.dtype))
+        rows, of_rows = empty(x, (num_rows, core.width))
+        row_scales, of_scales = empty(scales, (num_rows, scales.shape[1]))
+        core.dispatcher.dispatch(
+            routes, view_of(x), view_of(scales), row_weights=memory, rows=of_rows, row_scales=of_scales
+        )
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        core.captured.append(routes)
+    if row_weights is not None and row_weights.dtype != weights.dtype:
+        row_weights = row_weights.to(weights.dtype)
+    return rows, row_weights, per_expert, plan_tensor(routes), row_scales
+
+
 def dispatch_backward(grad_rows: torch.Tensor, plan: Plan, num_tokens: int) -> torch.Tensor:
     """grad_rows [R, D] -> grad_x [T, D]."""
     routes = routes_of(plan)

@@ -17,6 +17,9 @@ _CODES = {
     torch.uint8: int(crossdock.DType.U8),
     torch.bool: int(crossdock.DType.BOOL),
 }
+for _name, _dtype in (("float8_e4m3fn", crossdock.DType.F8E4M3), ("float8_e8m0fnu", crossdock.DType.E8M0)):
+    if hasattr(torch, _name):
+        _CODES[getattr(torch, _name)] = int(_dtype)
 
 
 def view_of(tensor: torch.Tensor) -> Memory:
