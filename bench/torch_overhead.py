@@ -1,13 +1,21 @@
 #!/usr/bin/env python3
-"""What an operator of crossdock.torch adds to its calls of the C API: PYTHONPATH=python python3 bench/torch_overhead.py
+"""Host time of the calls of crossdock.torch: PYTHONPATH=python python3 bench/torch_overhead.py [--layer-only]
 
-One rank and one token keep the work itself small. Forward runs as an autograd function that records its backward. A step is
-forward and backward, with everything that autograd does in between, divided by its four operators; the last line is the time
-of torch alone, with autograd functions that only return memory. The calls of the C API are made with arguments that were
-prepared once, and the time of an empty call through ctypes is subtracted.
+Operators, on one rank, with one token (small) and with many (large, rows in the library's memory on the CPU), on the CPU and,
+if there is one, on a GPU, where calls only queue work:
 
-CROSSDOCK_TORCH_NATIVE=0 makes all calls in Python, as with versions of torch before 2.10.
+  C       the calls of the C API with arguments that were prepared once, without the time of an empty call through ctypes
+  module  the call of the compiled module (python/crossdock/torch/native.py), or of the plain calls without it
+  torch   the operator through autograd. A step is forward and backward, divided by its four operators
+  above C what Python and torch add
+  alone   torch's part of a step: autograd functions that only allocate results of these sizes
+  ratio   above C / alone
+
+Layers: MoELayer with 128 tokens, forward without gradients, and forward and backward. On a GPU also the number of kernels, and
+the time of as many empty launches. Each time is that of the fastest of many short runs, so some are not disturbed by other
+programs. CROSSDOCK_TORCH_NATIVE=0 makes all calls in Python.
 """
+import argparse
 import ctypes
 import time
 from ctypes import byref
@@ -19,19 +27,34 @@ from crossdock._abi import CombineBackwardArgs, CombineBackwardResult, COutput, 
 from crossdock._abi import DispatchArgs, DispatchResult, PlanInfo, Routing
 from crossdock._library import lib
 from crossdock._tensor import Marshal
-from crossdock.torch import Dispatcher
+from crossdock.torch import Dispatcher, MoELayer, calls, native
 from crossdock.torch.tensors import view_of
 
+E, K = 8, 2
+# Tokens and width. On the CPU, results of up to 128 KiB: larger ones are new pages of the system, which cost more than all else.
+SIZES = {"cpu": {"small": (1, 16), "large": (60, 512)}, "cuda": {"small": (1, 16), "large": (4096, 2048)}}
+SECONDS = 2.0  # at most, for one time
 
-def microseconds(call, calls=4, runs=5000):
-    """Time per call in the fastest run. Runs are short, so some are not disturbed by other programs."""
-    best = float("inf")
-    for _ in range(runs):
+
+def microseconds(call, num_calls=4, num_runs=5000, is_on_gpu=False):
+    """Time per call in the fastest run. On a GPU, nothing is queued when a run begins."""
+    for _ in range(3):
+        call()
+    best, end = float("inf"), time.perf_counter() + SECONDS
+    for _ in range(num_runs):
+        if is_on_gpu:
+            torch.cuda.synchronize()
         begin = time.perf_counter()
-        for _ in range(calls):
+        for _ in range(num_calls):
             call()
-        best = min(best, (time.perf_counter() - begin) / calls)
+        now = time.perf_counter()
+        best = min(best, (now - begin) / num_calls)
+        if now > end:
+            break
     return 1e6 * best
+
+
+# ---- Operators ----
 
 
 def filled(kind, **tensors):
@@ -42,19 +65,28 @@ def filled(kind, **tensors):
     return struct
 
 
-def c_calls(dispatcher, plan, t):
-    """The calls of the C API that each operator makes, the number of these calls, and the number of operators."""
+def c_calls(dispatcher, plan, t, has_rows):
+    """The calls of the C API that each operator makes, the number of these calls, and the number of operators.
+
+    has_rows: rows are written to the caller's memory, as in crossdock.torch; else to the library's."""
     handle, of_plan, made = dispatcher._handle, plan._handle, ctypes.c_void_p()
     info, rows_per_expert = PlanInfo(), (ctypes.c_int64 * dispatcher.num_experts)()
     routing = filled(Routing, expert_ids=t["expert_ids"], weights=t["weights"])
-    args, result = filled(DispatchArgs, x=t["x"]), filled(DispatchResult, rows=t["rows"])
+    args, result = filled(DispatchArgs, x=t["x"]), DispatchResult()
     rows, tokens = filled(CTensor, data=t["rows"]), filled(COutput, tensor=t["out"])
     back_args = filled(CombineBackwardArgs, grad_out=t["out"], y=t["rows"])
-    back_result = filled(CombineBackwardResult, grad_rows=t["grad_rows"], grad_weights=t["grad_weights"])
+    back_result = filled(CombineBackwardResult, grad_weights=t["grad_weights"])
+    outputs = (result, DispatchResult.rows.offset), (back_result, CombineBackwardResult.grad_rows.offset)
+    if has_rows:
+        for (struct, offset), name in zip(outputs, ("other_rows", "grad_rows")):
+            Marshal().put_output(struct, offset, view_of(t[name]))
+    rows_out, grad_rows_out = (byref(*output) for output in outputs)
 
     def dispatch():
         lib.plan_create_described(handle, byref(routing), byref(info), rows_per_expert, byref(made))
         lib.dispatch(handle, made, byref(args), byref(result))
+        if not has_rows:
+            lib.output_release(rows_out, None)
         lib.plan_destroy(made)
 
     def combine():
@@ -65,8 +97,30 @@ def c_calls(dispatcher, plan, t):
         combine()
         lib.combine_backward(handle, of_plan, byref(back_args), byref(back_result))
         lib.dispatch_backward(handle, of_plan, byref(rows), byref(tokens))
+        if not has_rows:
+            lib.output_release(grad_rows_out, None)
 
-    return {"dispatch": (dispatch, 3, 1), "combine": (combine, 1, 1), "a step, per operator": (step, 6, 4)}
+    more = 0 if has_rows else 1
+    return {"dispatch": (dispatch, 3 + more, 1), "combine": (combine, 1, 1), "step": (step, 6 + 2 * more, 4)}
+
+
+def module_calls(dispatcher, t):
+    x, ids, weights, rows, out = (t[name] for name in ("x", "expert_ids", "weights", "rows", "out"))
+    plan = calls.dispatch(x, ids, weights, dispatcher._key, False)[3]
+
+    def dispatch():
+        calls.dispatch(x, ids, weights, dispatcher._key, False)
+
+    def combine():
+        calls.combine(rows, weights, ids, plan)
+
+    def step():
+        dispatch()
+        combine()
+        calls.combine_backward(out, rows, ids, plan)
+        calls.dispatch_backward(rows, plan, 0)
+
+    return {"dispatch": dispatch, "combine": combine, "step": step}
 
 
 def torch_calls(dispatcher, x, expert_ids, weights):
@@ -80,63 +134,132 @@ def torch_calls(dispatcher, x, expert_ids, weights):
     sent = dispatcher.dispatch(x, expert_ids, weights, row_weights=False)
     y = sent.rows.detach().requires_grad_()
     return {
-        "dispatch": microseconds(lambda: dispatcher.dispatch(x, expert_ids, weights, row_weights=False)),
-        "combine": microseconds(lambda: dispatcher.combine(y, sent.handle)),
-        "a step, per operator": microseconds(step) / 4,
+        "dispatch": lambda: dispatcher.dispatch(x, expert_ids, weights, row_weights=False),
+        "combine": lambda: dispatcher.combine(y, sent.handle),
+        "step": step,
     }
 
 
-class _Forth(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.new_empty(2, 16)
+def torch_alone(x, weights, num_rows):
+    """A step of autograd functions that only return memory."""
 
-    @staticmethod
-    def backward(ctx, grad_rows):
-        return grad_rows.new_empty(1, 16)
+    class Forth(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.new_empty(num_rows, width)
 
+        @staticmethod
+        def backward(ctx, grad_rows):
+            return grad_rows.new_empty(tokens, width)
 
-class _Back(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, y, weights):
-        ctx.save_for_backward(y)
-        return y.new_empty(1, 16)
+    class Back(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, y, weights):
+            ctx.save_for_backward(y)
+            return y.new_empty(tokens, width)
 
-    @staticmethod
-    def backward(ctx, grad_out):
-        (y,) = ctx.saved_tensors
-        return y.new_empty(2, 16), y.new_empty(1, 2)
+        @staticmethod
+        def backward(ctx, grad_out):
+            (y,) = ctx.saved_tensors
+            return y.new_empty(num_rows, width), y.new_empty(tokens, K)
 
-
-def torch_alone(x, weights):
     def step():
-        torch.autograd.backward(_Back.apply(_Forth.apply(x), weights), grad_out)
+        torch.autograd.backward(Back.apply(Forth.apply(x), weights), grad_out)
         x.grad = weights.grad = None
 
+    tokens, width = x.shape
     grad_out = torch.ones_like(x)
-    return microseconds(step) / 4
+    return step
+
+
+def measure_operators(group, device, size):
+    tokens, width = SIZES[device][size]
+    is_on_gpu, num_rows = device == "cuda", tokens * K
+    dispatcher = Dispatcher(group, num_experts=E, top_k=K, width=width, max_rows=num_rows)
+    core = dispatcher._core.dispatcher
+    ids = torch.rand(tokens, E).argsort(dim=1)[:, :K].contiguous().to(device)
+    t = {"expert_ids": ids, "x": torch.ones(tokens, width, device=device)}
+    t.update(weights=torch.full((tokens, K), 0.5, device=device), out=torch.ones_like(t["x"]))
+    t.update({name: torch.ones(num_rows, width, device=device) for name in ("other_rows", "grad_rows")})
+    t.update(grad_weights=torch.ones(tokens, K, device=device))
+    t.update(rows=dispatcher.dispatch(t["x"], ids, t["weights"], row_weights=False).rows)
+    if is_on_gpu:
+        core.set_stream(torch.cuda.current_stream().cuda_stream)
+    plan = core.plan(view_of(ids), view_of(t["weights"]))
+    nothing = microseconds(lambda: lib.group_check(group._handle))
+    has_rows = is_on_gpu or size == "small"
+    from_c, of_module = c_calls(core, plan, t, has_rows), module_calls(dispatcher, t)
+    x, weights = (t[name].clone().requires_grad_() for name in ("x", "weights"))
+    from_torch = torch_calls(dispatcher, x, ids, weights)
+    for name, call in from_torch.items():
+        c_call, num_c_calls, divisor = from_c[name]
+        in_c = (microseconds(c_call, is_on_gpu=is_on_gpu) - num_c_calls * nothing) / divisor
+        in_module, in_torch = (microseconds(one, is_on_gpu=is_on_gpu) / divisor for one in (of_module[name], call))
+        line = f"{device:6}{size:7}{name:10}{in_c:8.2f}{in_module:9.2f}{in_torch:8.2f}{in_torch - in_c:9.2f}"
+        if name == "step":
+            alone = microseconds(torch_alone(x, weights, num_rows), is_on_gpu=is_on_gpu) / divisor
+            line += f"{alone:8.2f}{(in_torch - in_c) / alone:7.2f}"
+        print(line, flush=True)
+
+
+# ---- Layers ----
+
+
+def num_kernels(call):
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        call()
+        torch.cuda.synchronize()
+    kinds = ("Memcpy", "Memset")
+    events = [event for event in profiled.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    return len(events), sum(any(kind in event.name for kind in kinds) for event in events)
+
+
+def measure_layer(group, device):
+    is_on_gpu, tokens, width, inner = device == "cuda", 128, 512, 256
+    dtype = torch.bfloat16 if is_on_gpu else torch.float32
+    limit = {"max_rows": tokens * K} if is_on_gpu else {}
+    layer = MoELayer(group, num_experts=E, top_k=K, width=width, inner=inner, device=device, dtype=dtype, **limit)
+    x = torch.randn(tokens, width, device=device, dtype=dtype)
+    with_grad, grad_out = x.clone().requires_grad_(), torch.ones_like(x)
+    parameters = [with_grad, *layer.parameters()]
+
+    def forward():
+        with torch.no_grad():
+            layer(x)
+
+    def step():
+        torch.autograd.backward(layer(with_grad), grad_out)
+        for parameter in parameters:
+            parameter.grad = None
+
+    for name, call in (("forward", forward), ("forward and backward", step)):
+        measured = microseconds(call, num_calls=1, is_on_gpu=is_on_gpu)
+        line = f"{device:6}{name:22}{measured:9.1f} us"
+        if is_on_gpu:
+            kernels, copies = num_kernels(call)
+            launch = microseconds(lambda: torch.cuda._sleep(0), num_calls=16, is_on_gpu=True)
+            line += f"; {kernels} kernels, of which {copies} copies: {kernels * launch:.1f} us in empty launches of {launch:.2f} us"
+        print(line, flush=True)
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--layer-only", action="store_true")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     group = crossdock.Group.from_threads(1, num_threads=1)[0]
-    made = Dispatcher(group, num_experts=8, top_k=2, width=16)
-    core = made._core.dispatcher
-    x, expert_ids = torch.ones(1, 16), torch.tensor([[0, 5]])
-    weights = torch.tensor([[0.25, 0.75]])
-    plan = core.plan(view_of(expert_ids), view_of(weights))
-    memory = {name: torch.ones(2, 16) for name in ("rows", "grad_rows")}
-    memory.update(x=x, expert_ids=expert_ids, weights=weights, out=torch.ones(1, 16), grad_weights=torch.ones(1, 2))
-    nothing = microseconds(lambda: lib.group_check(group._handle))
-    from_c = c_calls(core, plan, memory)
-    from_torch = torch_calls(made, x.clone().requires_grad_(), expert_ids, weights.clone().requires_grad_())
-    print(f"{'operator':24}{'C, us':>8}{'torch, us':>12}{'above C':>9}")
-    for name, measured in from_torch.items():
-        call, num_calls, num_operators = from_c[name]
-        in_c = (microseconds(call) - num_calls * nothing) / num_operators
-        print(f"{name:24}{in_c:8.2f}{measured:12.2f}{measured - in_c:9.2f}")
-    alone = torch_alone(x.clone().requires_grad_(), weights.clone().requires_grad_())
-    print(f"{'  of which torch alone':24}{'':8}{alone:12.2f}")
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    print(f"torch {torch.__version__}, the calls are made by {'the module' if native.module else 'Python'}")
+    if not options.layer_only:
+        print(f"{'':6}{'':7}{'us':10}{'C':>8}{'module':>9}{'torch':>8}{'above C':>9}{'alone':>8}{'ratio':>7}")
+        for device in devices:
+            for size in SIZES[device]:
+                measure_operators(group, device, size)
+    for device in devices:
+        measure_layer(group, device)
 
 
 if __name__ == "__main__":

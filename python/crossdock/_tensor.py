@@ -62,9 +62,14 @@ class Tensor:
 
 
 class Memory(tuple):
-    """The part of a Tensor that a call needs, for other parts of the package: its `Fields`."""
+    """The `Fields` of a tensor and its owner, for other parts of the package."""
 
-    __slots__ = ()
+    owner: Any
+
+    def __new__(cls, fields: Fields, owner: Any) -> "Memory":
+        self = super().__new__(cls, fields)
+        self.owner = owner
+        return self
 
 
 class Refused(tuple):

@@ -1,13 +1,20 @@
-// The parts of DLPack's binary interface that are used here (https://dmlc.github.io/dlpack, version
-// 1).
+// DLPack's binary interface (https://dmlc.github.io/dlpack, version 1), as far as it is used here.
 #pragma once
 
 #include <cstdint>
 
 extern "C" {
 
-enum : int32_t { kDLCPU = 1 };                                            // DLDevice::device_type
-enum : uint8_t { kDLInt = 0, kDLFloat = 2, kDLBfloat = 4, kDLBool = 6 };  // DLDataType::code
+enum : int32_t { kDLCPU = 1, kDLCUDA = 2, kDLCUDAManaged = 13 };  // DLDevice::device_type
+enum : uint8_t {                                                  // DLDataType::code
+  kDLInt = 0,
+  kDLUInt = 1,
+  kDLFloat = 2,
+  kDLBfloat = 4,
+  kDLBool = 6,
+  kDLFloat8_e4m3fn = 10,
+  kDLFloat8_e8m0fnu = 14
+};
 
 struct DLPackVersion {
   uint32_t major;
@@ -35,21 +42,36 @@ struct DLTensor {
   uint64_t byte_offset;
 };
 
+struct DLManagedTensor {
+  DLTensor dl_tensor;
+  void* manager_ctx;
+  void (*deleter)(DLManagedTensor* self);
+};
+
+struct DLManagedTensorVersioned {
+  DLPackVersion version;
+  void* manager_ctx;
+  void (*deleter)(DLManagedTensorVersioned* self);
+  uint64_t flags;
+  DLTensor dl_tensor;
+};
+
 struct DLPackExchangeHeader {
   DLPackVersion version;
   DLPackExchangeHeader* older;
 };
 
-/// The target of a framework's `Tensor.__dlpack_c_exchange_api__`.
+/// The target of a framework's `Tensor.__dlpack_c_exchange_api__`. Functions return nonzero on
+/// failure, with a Python error set.
 struct DLPackExchangeAPI {
   DLPackExchangeHeader header;
   void (*managed_tensor_allocator)();
   void (*managed_tensor_from_py_object_no_sync)();
-  void (*managed_tensor_to_py_object_no_sync)();
-  /// Describes a Python tensor without owning it. May be null. Returns nonzero on failure, with a
-  /// Python error set.
+  /// Makes a Python tensor that takes over `tensor`.
+  int (*managed_tensor_to_py_object_no_sync)(DLManagedTensorVersioned* tensor, void** py_object);
+  /// Describes a Python tensor without owning it. May be null.
   int (*dltensor_from_py_object_no_sync)(void* py_object, DLTensor* out);
-  void (*current_work_stream)();
+  int (*current_work_stream)(int32_t device_type, int32_t device_id, void** stream);
 };
 
 }  // extern "C"

@@ -3,9 +3,9 @@ import gc
 import threading
 
 import torch
-from cases import case, first_expert, raises, random_of, random_routes, scale_by_expert, tokens_of
+from cases import case, first_expert, live_plans, raises, random_of, random_routes, scale_by_expert, tokens_of
 
-from crossdock.torch import Dispatcher, calls
+from crossdock.torch import Dispatcher
 
 E, K, D = 6, 2, 4
 
@@ -143,8 +143,7 @@ def nothing_is_kept_without_gradients(rank, world):
     with torch.no_grad():
         out = layer(dispatcher, rank, world, x, ids, weights)
     assert not out.requires_grad
-    gc.collect()
-    assert len(calls._routes) == 0
+    assert live_plans() == 0
     torch.testing.assert_close(out, reference(x, ids, weights).detach())
 
 
@@ -180,11 +179,9 @@ def plans_end_with_their_last_use(rank, world):
     sent = dispatcher.dispatch(x, ids, weights)
     kept = sent.handle
     del sent
-    gc.collect()
-    assert len(calls._routes) == 1
+    assert live_plans() == 1
     del kept
-    gc.collect()
-    assert len(calls._routes) == 0
+    assert live_plans() == 0
 
 
 @case(1, 4)
@@ -194,8 +191,7 @@ def rows_per_expert_do_not_keep_the_plan(rank, world):
     sent = dispatcher.dispatch(x, ids, weights, row_weights=False)
     counts, want = sent.tokens_per_expert, sent.tokens_per_expert.tolist()
     del sent
-    gc.collect()
-    assert len(calls._routes) == 0 and counts.tolist() == want
+    assert live_plans() == 0 and counts.tolist() == want
 
 
 @case(1, 4)

@@ -223,6 +223,19 @@ def an_unusable_tensor_is_the_same_error_on_every_rank(rank, world):
     assert dispatcher.dispatch(x, ids, weights).rows.shape[1] == D  # the group is usable
 
 
+@case(1, 2)
+def tokens_may_be_quantised_before(rank, world):
+    x, ids, weights = make(rank, world)
+    dispatcher = Dispatcher(num_experts=E, top_k=K, width=D, wire="fp8")
+    wanted = dispatcher.dispatch(x, ids, weights).rows
+    begun = dispatcher.begin_dispatch(quantise_rows(x), ids, weights)
+    for sent in (dispatcher.dispatch(quantise_rows(x), ids, weights), begun.finish()):
+        assert sent.rows.dtype == torch.float8_e4m3fn
+        assert torch.equal(dequantise_rows(sent.rows, sent.row_scales), wanted)
+    with raises(crossdock.Error, "begin_dispatch takes the results of quantise_rows"):
+        dispatcher.begin_dispatch(x, ids, weights)
+
+
 @case(1)
 def a_compiled_step_has_the_same_gradients(rank, world):
     x, ids, weights = make(0, world)

@@ -10,7 +10,7 @@ from cases import case, error_of, raises, random_of, same_everywhere, tokens_of
 from crossdock.torch import GroupedExperts, MoELayer
 from crossdock.torch.layer import best_experts
 from crossdock.torch.library_experts import Form, expert_mlp
-from crossdock.torch.library_layer import moe_layer
+from crossdock.torch.whole_layer import whole_layer
 
 E, K, D, F = 6, 2, 8, 12
 
@@ -188,6 +188,12 @@ def the_librarys_experts_equal_the_products(rank, world):
     assert experts.w1.grad is None and experts.w2.grad.shape == experts.w2.shape
 
 
+def librarys_layer(layer, x, keep):
+    """What a layer without options does on a GPU."""
+    inputs = (x, layer.router.weight, None, layer.experts.w1, layer.experts.w2, *(None,) * 12)
+    return whole_layer(*inputs, layer._state.key, 1, 0, layer.training, keep)[0]
+
+
 @case(1, 4)
 def the_librarys_layer_equals_the_steps(rank, world):
     for score, normalise in (("softmax", True), ("softmax", False), ("sigmoid", True)):
@@ -196,13 +202,12 @@ def the_librarys_layer_equals_the_steps(rank, world):
         layer = MoELayer(num_experts=E, top_k=K, width=D, inner=F, **options)
         x = torch.randn((tokens_of(rank, world), D), generator=random_of(rank), dtype=torch.float64).requires_grad_()
         inputs = (x, layer.router.weight, layer.experts.w1, layer.experts.w2)
-        router = (layer.dispatcher._key, score, normalise, 1.5)
-        out, want = moe_layer(*inputs, *router, True)[0], layer(x)
+        out, want = librarys_layer(layer, x, True), layer(x)
         torch.testing.assert_close(out, want)
         for a, b in zip(gradients_twice(out, inputs), gradients_twice(want, inputs)):
             torch.testing.assert_close(a, b)
         with torch.no_grad():
-            assert torch.equal(moe_layer(*inputs, *router, False)[0], out)
+            assert torch.equal(librarys_layer(layer, x, False), out)
 
 
 @case(1, 4)
@@ -217,7 +222,6 @@ def experts_with_nan_scores_are_chosen_last(rank, world):
                 layer.router.weight[e] = float("nan")
             expert_ids, weights = layer.route(x)
             assert not torch.isin(expert_ids, torch.tensor([0, 3])).any() and weights.isfinite().all()
-            inputs = (x, layer.router.weight, layer.experts.w1, layer.experts.w2)
-            out = moe_layer(*inputs, layer.dispatcher._key, "sigmoid", True, 1.0, False)[0]
+            out = librarys_layer(layer, x, False)
             assert out.isfinite().all()
             torch.testing.assert_close(layer(x), out)

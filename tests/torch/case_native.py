@@ -1,50 +1,35 @@
-"""The compiled calls: the same results and errors as in Python, for plain tensors only."""
+"""The compiled module (crossdock.torch.native): the same results and errors as the plain calls, and no leaks."""
 import contextlib
+import gc
 import itertools
+import sys
 
 import torch
-from cases import case, error_of, random_of, random_routes, same_everywhere, tokens_of
+from cases import case, error_of, live_plans, random_of, random_routes, same_everywhere, tokens_of
 
-from crossdock.torch import Dispatcher, calls, native
+from crossdock.torch import Dispatcher, calls, native, plain
 
 E, K, D = 6, 2, 4
 HAS_EXCHANGE = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")  # torch 2.10 and later
-FUNCTIONS = ("send", "dispatch_backward", "combine", "combine_unweighted", "combine_backward", "collect_routes")
+WAYS = [calls._made_by] if native.module is None else [native.module, plain]
 
 
-@contextlib.contextmanager
-def counted(only_python=False):
-    """Counts the calls that are made natively; `only_python` leaves all of them to Python."""
-    taken = dict.fromkeys(FUNCTIONS, 0)
-    originals = {name: getattr(native, name) for name in FUNCTIONS}
-
-    def counting(name):
-        def call(*args):
-            made = None if only_python else originals[name](*args)
-            taken[name] += made is not None
-            return made
-
-        return call
-
-    try:
-        for name in FUNCTIONS:
-            setattr(native, name, counting(name))
-        yield taken
-    finally:
-        for name in FUNCTIONS:
-            setattr(native, name, originals[name])
-
-
-def results(dispatcher, x, routing, weights, with_row_weights):
-    """Every result and gradient of a step."""
-    x, weights = x.detach().requires_grad_(), weights.detach().requires_grad_()
-    sent = dispatcher.dispatch(x, routing, weights, row_weights=with_row_weights)
-    y = sent.rows * 3
+def results(made_by, dispatcher, x, routing, weights, with_row_weights):
+    """Every result and gradient of a step, with experts that multiply by 3."""
+    rows, row_weights, counts, plan = made_by.dispatch(x, routing, weights, dispatcher._key, with_row_weights)
+    y = rows * 3
     if with_row_weights:
-        y = y * sent.row_weights[:, None].to(y.dtype)
-    out = dispatcher.combine(y, sent.handle, weighted=not with_row_weights)
-    out.backward(torch.arange(out.numel()).reshape(out.shape).to(out.dtype))
-    return [sent.rows, sent.row_weights, sent.tokens_per_expert, out, x.grad, weights.grad]
+        out = made_by.combine_unweighted(y, plan, x.shape[0])
+    else:
+        out = made_by.combine(y, weights, routing, plan)
+    grad_out = torch.arange(out.numel()).reshape(out.shape).to(out.dtype)
+    grad_y, grad_weights = made_by.combine_backward(grad_out, y, routing, plan)
+    unweighted = made_by.combine_unweighted_backward(grad_out, plan, rows.shape[0])
+    grad_x = made_by.dispatch_backward(grad_y, plan, x.shape[0])
+    collected = None
+    if row_weights is not None:
+        collected = made_by.collect_routes(row_weights.to(grad_weights.dtype), routing, plan)
+    return [rows, row_weights, counts, out, grad_y, grad_weights, unweighted, grad_x, collected]
 
 
 def assert_same(found, wanted):
@@ -53,9 +38,9 @@ def assert_same(found, wanted):
         assert one is None or (one.dtype == other.dtype and torch.equal(one, other)), (one, other)
 
 
-def inputs(rank, world, dtype=torch.float32, ids_dtype=torch.int64, weights_dtype=torch.float32):
+def inputs(rank, world, dtype=torch.float32, ids_dtype=torch.int64, weights_dtype=torch.float32, width=D):
     generator, tokens = random_of(rank), tokens_of(rank, world)
-    x = torch.randint(-8, 8, (tokens, D), generator=generator).to(dtype)
+    x = torch.randint(-8, 8, (tokens, width), generator=generator).to(dtype)
     ids = random_routes(generator, tokens, E, K)
     weights = torch.randint(1, 8, (tokens, E), generator=generator).to(weights_dtype) / 8
     if ids_dtype == torch.bool:
@@ -65,24 +50,23 @@ def inputs(rank, world, dtype=torch.float32, ids_dtype=torch.int64, weights_dtyp
 
 @case(1)
 def the_module_is_there(rank, world):
-    assert native.IS_LOADED == HAS_EXCHANGE
+    import os
+
+    assert (native.module is not None) == (HAS_EXCHANGE and os.environ.get("CROSSDOCK_TORCH_NATIVE") != "0")
 
 
 @case(1, 2, 4)
-def results_are_those_of_python(rank, world):
-    dispatcher = Dispatcher(num_experts=E, top_k=K, width=D)
+def results_are_those_of_the_plain_calls(rank, world):
+    """Small rows and rows in the library's memory; every dtype of tokens, ids and weights."""
     dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-    for dtype, ids_dtype, with_row_weights in itertools.product(dtypes, (torch.int32, torch.int64, torch.bool), (False, True)):
-        weights_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-        given = inputs(rank, world, dtype, ids_dtype, weights_dtype)
-        with counted() as taken:
-            found = results(dispatcher, *given, with_row_weights)
-        with counted(only_python=True):
-            wanted = results(dispatcher, *given, with_row_weights)
-        assert_same(found, wanted)
-        back = ("combine_unweighted", "collect_routes") if with_row_weights else ("combine", "combine_backward")
-        for name in ("send", "dispatch_backward", *back):
-            assert taken[name] == HAS_EXCHANGE, (name, taken)
+    weights_dtypes = (torch.float64, torch.float32, torch.bfloat16)
+    for width in (D, 8192):
+        dispatcher = Dispatcher(num_experts=E, top_k=K, width=width)
+        options = itertools.product(dtypes, (torch.int32, torch.int64, torch.bool), weights_dtypes, (False, True))
+        for dtype, ids_dtype, weights_dtype, with_row_weights in options:
+            given = inputs(rank, world, dtype, ids_dtype, weights_dtype, width)
+            each = [results(made_by, dispatcher, *given, with_row_weights) for made_by in WAYS]
+            assert_same(each[0], each[-1])
 
 
 class Subclass(torch.Tensor):
@@ -90,50 +74,22 @@ class Subclass(torch.Tensor):
 
 
 @case(1, 2)
-def only_plain_tensors_are_taken(rank, world):
+def all_kinds_of_tensors_are_taken(rank, world):
     dispatcher = Dispatcher(num_experts=E, top_k=K, width=D)
     x, ids, weights = inputs(rank, world)
-    wanted = dispatcher.dispatch(x, ids, weights).rows
+    wanted = calls.dispatch(x, ids, weights, dispatcher._key, True)
     others = [
         (x.t().contiguous().t(), ids, weights),
         (x, ids.t().contiguous().t(), weights),
         (x, ids, weights.double()),
         (x, ids, weights.as_subclass(Subclass)),
+        (torch.nn.Parameter(x), ids, weights.clone().requires_grad_()),
     ]
-    for given in others if rank == 0 else [(x, ids, weights)] * len(others):  # rank 0 has several tokens
-        with counted() as taken:
-            assert torch.equal(dispatcher.dispatch(*given).rows, wanted)
-        assert taken["send"] == (rank > 0 and HAS_EXCHANGE)
-    sent = dispatcher.dispatch(x, ids, weights)
-    spread = torch.empty(sent.rows.shape[0], 2 * D)[:, ::2].copy_(sent.rows)
-    with counted() as taken:
-        assert torch.equal(dispatcher.combine(spread, sent.handle), dispatcher.combine(sent.rows, sent.handle))
-    assert taken["combine"] <= 1 or sent.rows.shape[0] <= 1
-
-
-@case(1, 2)
-def many_rows_are_memory_of_the_library(rank, world):
-    wide = calls._FEW_VALUES // 2
-    dispatcher = Dispatcher(num_experts=E, top_k=K, width=wide)
-    x = torch.arange(3 * wide, dtype=torch.float32).reshape(3, wide) + rank
-    ids, weights = torch.tensor([[0, 5], [1, 4], [2, 3]]), torch.full((3, K), 0.5)
-    for with_row_weights in (False, True):
-        sends, original = [], calls.Core.send
-
-        def counted_send(self, *arguments):
-            sends.append(self)
-            return original(self, *arguments)
-
-        calls.Core.send = counted_send
-        try:
-            with counted() as taken:
-                found = results(dispatcher, x, ids, weights, with_row_weights)
-        finally:
-            calls.Core.send = original
-        # Forward; the backward of a combine without weights is also a dispatch.
-        assert len(sends) == 1 + with_row_weights and taken["combine_backward"] == 0
-        with counted(only_python=True):
-            assert_same(found, results(dispatcher, x, ids, weights, with_row_weights))
+    for made_by, given in itertools.product(WAYS, others if rank == 0 else [(x, ids, weights)] * len(others)):
+        rows, row_weights, counts, plan = made_by.dispatch(*given, dispatcher._key, True)
+        assert_same([rows, row_weights.float(), counts], wanted[:3])
+        spread = torch.empty(rows.shape[0], 2 * D)[:, ::2].copy_(rows.detach())
+        assert torch.equal(made_by.combine(spread, weights, ids, plan), made_by.combine(rows, weights, ids, plan))
 
 
 @case(2, 4)
@@ -141,15 +97,14 @@ def ranks_may_have_neither_tokens_nor_experts(rank, world):
     dispatcher = Dispatcher(num_experts=1, top_k=1, width=D)
     tokens = 3 if rank == 1 else 0
     x, ids, weights = torch.full((tokens, D), 2.0), torch.zeros(tokens, 1, dtype=torch.int64), torch.full((tokens, 1), 0.5)
-    with counted() as taken:
-        found = results(dispatcher, x, ids, weights, with_row_weights=False)
-    assert taken["send"] == taken["combine_backward"] == HAS_EXCHANGE
-    assert found[0].shape == (3 if rank == 0 else 0, D) and found[2].tolist() == ([3] if rank == 0 else [])
-    assert torch.equal(found[3], 1.5 * x)
+    for made_by in WAYS:
+        rows, _, counts, out, *_ = results(made_by, dispatcher, x, ids, weights, with_row_weights=False)
+        assert rows.shape == (3 if rank == 0 else 0, D) and counts.tolist() == ([3] if rank == 0 else [])
+        assert torch.equal(out, 1.5 * x)
 
 
 @case(1, 2)
-def errors_are_those_of_python(rank, world):
+def errors_are_those_of_the_plain_calls(rank, world):
     dispatcher = Dispatcher(num_experts=E, top_k=K, width=D)
     x, ids, weights = inputs(rank, world)
     wrong = [
@@ -157,16 +112,90 @@ def errors_are_those_of_python(rank, world):
         (x, ids.float() if rank == 0 else ids, weights),
         (x, ids + E if rank == 0 else ids, weights),
         (x.new_ones(x.shape[0] + 1, D) if rank == 0 else x, ids, weights),
+        (x.to(torch.complex64) if rank == 0 else x, ids, weights),
+        (x.to("meta") if rank == 0 else x, ids, weights),
+        (x, ids, weights.to_sparse() if rank == 0 else weights),
     ]
     for given in wrong:
-        error = error_of(lambda: dispatcher.dispatch(*given))
-        with counted(only_python=True):
-            assert str(error_of(lambda: dispatcher.dispatch(*given))) == str(error)
-        same_everywhere(str(error))
+        errors = [error_of(lambda: made_by.dispatch(*given, dispatcher._key, True)) for made_by in WAYS]  # noqa: B023
+        assert str(errors[0]) == str(errors[-1]), errors
+        assert type(errors[0].__cause__) is type(errors[-1].__cause__)
+        same_everywhere(str(errors[0]))
+    for made_by in WAYS:
+        rows, _, _, plan = made_by.dispatch(x, ids, weights, dispatcher._key, False)
+        for wrong_rows in (rows.new_ones(rows.shape[0] + 1, D), rows.to(torch.complex64)):
+            given = wrong_rows if rank == 0 else rows
+            same_everywhere(str(error_of(lambda: made_by.combine(given, weights, ids, plan))))  # noqa: B023
+        made_by.combine(rows, weights, ids, plan)
+
+
+@case(1)
+def numbers_of_nothing_are_refused(rank, world):
+    dispatcher = Dispatcher(num_experts=E, top_k=K, width=D)
+    x, ids, weights = inputs(rank, world)
+    key = dispatcher._key
+    for made_by in WAYS:
+        rows, _, _, plan = made_by.dispatch(x, ids, weights, key, False)
+        copied = plan.clone()
+        assert torch.equal(made_by.combine(rows, weights, ids, copied), made_by.combine(rows, weights, ids, plan))
+        del plan
+        for wrong in (copied, torch.tensor([0]), torch.zeros(3)):
+            with contextlib.suppress(RuntimeError):
+                made_by.combine(rows, weights, ids, wrong)
+                raise AssertionError("a plan that does not exist was used")
+    core = dispatcher._core
+    dispatcher.close()
+    for made_by in WAYS:
+        assert "the dispatcher has been closed" in str(error_of(lambda: made_by.dispatch(x, ids, weights, key, False)))  # noqa: B023
+    del dispatcher, rows, core
+    gc.collect()
+    for made_by in WAYS:
+        with contextlib.suppress(RuntimeError):
+            made_by.dispatch(x, ids, weights, key, False)
+            raise AssertionError("a dispatcher that does not exist was used")
+
+
+# ---- Leaks ----
+
+
+def resident_bytes():
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * 4096
+
+
+def step(dispatcher, x, ids, weights, wrong):
     sent = dispatcher.dispatch(x, ids, weights)
-    wrong_rows = sent.rows.new_ones(sent.rows.shape[0] + 1, D) if rank == 0 else sent.rows
-    error = error_of(lambda: dispatcher.combine(wrong_rows, sent.handle))
-    with counted(only_python=True):
-        assert str(error_of(lambda: dispatcher.combine(wrong_rows, sent.handle))) == str(error)
-    same_everywhere(str(error))
-    dispatcher.combine(sent.rows, sent.handle)
+    out = dispatcher.combine(sent.rows * sent.row_weights[:, None], sent.handle, weighted=False)
+    out.sum().backward()
+    sent = dispatcher.dispatch(x, ids, weights, row_weights=False)
+    dispatcher.combine(sent.rows, sent.handle).sum().backward()
+    with contextlib.suppress(RuntimeError):
+        dispatcher.dispatch(x, ids, wrong)
+
+
+def no_leaks(num_steps):
+    """Counts objects, references and memory before and after so many steps."""
+    dispatcher = Dispatcher(num_experts=E, top_k=K, width=8192)  # rows in the library's memory
+    x, ids, weights = (given.detach() for given in inputs(0, 1, width=8192))
+    x.requires_grad_(), weights.requires_grad_()
+    arguments = (dispatcher, x, ids, weights, weights.detach().to(torch.complex64))
+    for _ in range(50):  # pools and caches fill
+        step(*arguments)
+    gc.collect()
+    watched = [x, ids, weights, arguments[-1], None, dispatcher._core, dispatcher._core.lock, torch.float32]
+    references = [sys.getrefcount(one) for one in watched]
+    objects, memory = len(gc.get_objects()), resident_bytes()
+    for _ in range(num_steps):
+        step(*arguments)
+    gc.collect()
+    assert live_plans() == 0
+    grown = [after - before for before, after in zip(references, map(sys.getrefcount, watched))]
+    assert all(abs(number) < 20 for number in grown), grown
+    assert len(gc.get_objects()) - objects < 200, len(gc.get_objects()) - objects
+    return resident_bytes() - memory
+
+
+@case(1)
+def many_calls_leave_nothing(rank, world):
+    grown = no_leaks(1000)
+    assert grown < 16 << 20, f"{grown} bytes more"

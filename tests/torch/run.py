@@ -17,7 +17,7 @@ from launch import PATIENCE, connect, start_ranks, wait_for
 SETS = {  # modules, and the numbers of ranks that they have cases for, in this order
     "quick": (
         [
-            *("case_dispatcher", "case_autograd", "case_transforms", "case_native"),
+            *("case_dispatcher", "case_autograd", "case_transforms", "case_native", "case_pending"),
             *("case_layer", "case_layer_options", "case_layer_errors", "case_weights", "case_groups", "case_import"),
         ],
         [1, 2, 4],

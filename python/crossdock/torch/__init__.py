@@ -19,6 +19,7 @@ from .groups import close, group
 from .layer import MoELayer
 from .loss_scale import set_loss_scale
 from .ops import save_ops
+from .pending import Pending, PendingDispatch
 from .report import LayerReport
 from .titan_dispatcher import TitanTokenDispatcher
 
@@ -30,6 +31,8 @@ __all__ = [
     "Handle",
     "LayerReport",
     "MoELayer",
+    "Pending",
+    "PendingDispatch",
     "QuantisedRows",
     "TitanTokenDispatcher",
     "clip_grad_norm_",

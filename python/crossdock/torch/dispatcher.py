@@ -1,5 +1,5 @@
 """Dispatcher: carries tokens to the ranks of their experts, and the results back, with gradients."""
-from typing import Any, List, NamedTuple, NoReturn, Optional, Sequence, Union
+from typing import Any, List, NamedTuple, NoReturn, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -7,9 +7,11 @@ import crossdock
 from crossdock._library import lib
 from crossdock._owner import Shared
 
-from . import fp8, ops
-from .calls import Core, routes_of
+from . import calls, fp8, ops
+from .core import Core
 from .groups import group_of
+from .pending import Pending, PendingDispatch
+from .registration import is_transformed, transform_error
 
 
 class Handle(NamedTuple):
@@ -27,7 +29,7 @@ class Dispatched(NamedTuple):
     row_weights: Optional[torch.Tensor]  #: [R] dtype of weights; 0 in pad rows. None with row_weights=False
     tokens_per_expert: torch.Tensor  #: [E_local] int64, on the device of x: rows of each expert, pad rows included
     handle: Handle
-    row_scales: Optional[torch.Tensor] = None  #: [R, ceil(D/128)] fp32, with wire_rows="fp8"
+    row_scales: Optional[torch.Tensor] = None  #: [R, ...] dtype of the scales, with rows in fp8 only
     #: [R, D] zeros without memory, with wire_rows="fp8": pass it to your own autograd function, whose backward returns the
     #: gradient of the rows for it; autograd would round a gradient of `rows` to fp8
     anchor: Optional[torch.Tensor] = None
@@ -69,7 +71,8 @@ class Dispatcher(Shared):
         copies: copies of a token that dispatch sends between GPUs of one node: "per_route", "per_rank" or "auto" (per rank if the
             ranks are on several GPUs).
         wire: "fp8": `dispatch` sends rows in fp8 e4m3 with a power of two per 128 values, about half the bytes of bf16; its
-            backward, and combine, send what they are given. None: rows as they are.
+            backward, and combine, send what they are given. Tokens with scales, and begin_dispatch, are quantised by you.
+            None: rows as they are.
         wire_rows: what experts get with wire="fp8": rows in "bf16" (fp16 if x is fp16), or in "fp8" with row_scales.
     """
 
@@ -140,26 +143,74 @@ class Dispatcher(Shared):
         """The strategy in use; if "auto" was requested, the one it chose."""
         return self._open().dispatcher.strategy
 
-    def dispatch(
-        self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, *, row_weights: bool = True
-    ) -> Dispatched:
+    def dispatch(self, x: Any, expert_ids: torch.Tensor, weights: torch.Tensor, *, row_weights: bool = True) -> Dispatched:
         """Sends every token to its experts. Collective. Gradients go to x and, through row_weights, to weights.
 
         Args:
-            x: [T, D] fp32, bf16, fp16, or fp64 on the CPU. Any strides.
+            x: [T, D] fp32, bf16, fp16, or fp64 on the CPU. Any strides. Or (x, scales): x [T, D] float8_e4m3fn, without
+                gradients, and scales [T, ceil(D/128)] fp32 or [T, ceil(D/32)] float8_e8m0fnu, which become row_scales.
             expert_ids: [T, K] int32 or int64: an expert, or -1 for no route; distinct per token. Or a map [T, E] bool,
                 whose set bits are the routes.
             weights: like expert_ids: fp32, bf16, fp16 or fp64 (fp64 is rounded to fp32 unless x is fp64).
             row_weights: also send the weights, for experts that apply them themselves. If so, use them on every rank,
                 even where R is 0: backward sends their gradients.
         """
-        if not all(isinstance(given, torch.Tensor) for given in (x, expert_ids, weights)):
-            types = ", ".join(type(given).__name__ for given in (x, expert_ids, weights))
+        tensor = torch.Tensor
+        if isinstance(x, tensor) and isinstance(expert_ids, tensor) and isinstance(weights, tensor):
+            if self._wire is not None:
+                return self._dispatch_fp8(x, expert_ids, weights, row_weights)
+            rows, sent, counts, plan = ops.dispatch(x, expert_ids, weights, self._key, row_weights)
+            return Dispatched(rows, sent if row_weights else None, counts, Handle(plan, expert_ids, weights))
+        x, scales = self._tokens(x, expert_ids, weights)
+        *made, row_scales = calls.dispatch_scaled(x, expert_ids, weights, self._key, row_weights, scales)
+        made = ops.arrived(x, expert_ids, weights, made, row_weights)
+        return Dispatched(*made[:3], Handle(made[3], expert_ids, weights), row_scales)
+
+    def begin_dispatch(
+        self, x: Any, expert_ids: torch.Tensor, weights: torch.Tensor, *, row_weights: bool = True, num_chunks: int = 1
+    ) -> PendingDispatch:
+        """Begins a dispatch; `finish()` of the result returns the Dispatched. On a GPU it runs in a stream of its own,
+        together with later work; on the CPU it is complete. Do not use x before the end. Collective. Not under a compiler.
+
+        num_chunks: at most so many chunks of whole local experts; see PendingDispatch.chunks. Identical on every rank.
+        """
+        x, scales = self._tokens(x, expert_ids, weights)
+        if self._wire is not None and scales is None:
+            self._open().refuse(ValueError('with wire="fp8", begin_dispatch takes the results of quantise_rows'))
+        if isinstance(num_chunks, bool) or not isinstance(num_chunks, int):
+            self._open().refuse(TypeError(f"num_chunks must be an integer, got {type(num_chunks).__name__}"))
+        with_scales = (scales, num_chunks)
+        call, *made, row_scales = calls.begin_dispatch(x, expert_ids, weights, self._key, row_weights, *with_scales)
+
+        def sent(rows: torch.Tensor, of_rows: Optional[torch.Tensor], counts: torch.Tensor, plan: torch.Tensor) -> Dispatched:
+            return Dispatched(rows, of_rows, counts, Handle(plan, expert_ids, weights), row_scales)
+
+        return PendingDispatch(call, lambda: sent(*ops.arrived(x, expert_ids, weights, made, row_weights)), sent(*made))
+
+    def begin_combine(self, y: torch.Tensor, handle: Handle) -> Pending:
+        """Begins a weighted combine, as begin_dispatch does; `finish()` of the result returns out [T, D]."""
+        if not isinstance(y, torch.Tensor) or not isinstance(handle, Handle):
+            self._refuse_combine(y, handle, lib.begin_combine)
+        if is_transformed((y, handle.weights)):
+            routes = calls.routes_of(handle.plan)
+            routes.core.refuse(transform_error(), lib.begin_combine, routes._handle)
+        call, out = calls.begin_combine(y, handle.plan)
+        inputs = (y, handle.weights, handle.routing, handle.plan, [out])
+        return Pending(call, lambda: ops.combined(*inputs))
+
+    def _tokens(self, x: Any, expert_ids: Any, weights: Any) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+        """Tokens and scales of a dispatch that is no operator."""
+        tokens, scales = x if isinstance(x, tuple) and len(x) == 2 else (x, None)
+        if not all(isinstance(given, torch.Tensor) for given in (tokens, expert_ids, weights)):
+            types = ", ".join(type(given).__name__ for given in (tokens, expert_ids, weights))
             self._open().refuse(TypeError(f"x, expert_ids and weights must be tensors, got {types}"))
-        if self._wire is not None:
-            return self._dispatch_fp8(x, expert_ids, weights, row_weights)
-        rows, sent, counts, plan = ops.dispatch(x, expert_ids, weights, self._key, row_weights)
-        return Dispatched(rows, sent if row_weights else None, counts, Handle(plan, expert_ids, weights))
+        if tokens is not x and not isinstance(scales, torch.Tensor):
+            self._open().refuse(TypeError(f"scales must be a tensor, got {type(scales).__name__}"))
+        if scales is not None and tokens.requires_grad:
+            self._open().refuse(TypeError("tokens with scales have no gradients: detach x"))
+        if is_transformed((tokens, weights)):
+            self._open().refuse(transform_error())
+        return tokens, scales
 
     def _dispatch_fp8(
         self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, row_weights: bool
@@ -184,7 +235,7 @@ class Dispatcher(Shared):
 
     def _refuse_combine(self, y: Any, handle: Any, function: Any) -> NoReturn:
         if isinstance(handle, Handle):
-            routes = routes_of(handle.plan)  # the other ranks call combine in the group of this plan
+            routes = calls.routes_of(handle.plan)  # the other ranks call combine in the group of this plan
             routes.core.refuse(TypeError(f"y must be a tensor, got {type(y).__name__}"), function, routes._handle)
         error = TypeError(f"handle must be the Handle of a dispatch, got {type(handle).__name__}")
         self._open().refuse(error, function)
@@ -193,8 +244,7 @@ class Dispatcher(Shared):
         """Ends the dispatcher on this rank. Does not wait for other ranks. The group stays, for other dispatchers."""
         core, self._core, self._key = self._core, None, 0
         if core is not None:
-            with core.lock:
-                core.dispatcher.close()
+            core.close()
 
     def __enter__(self) -> "Dispatcher":
         return self

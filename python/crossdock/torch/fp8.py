@@ -7,7 +7,7 @@ import crossdock
 from crossdock._fp8 import scale_type
 
 from . import calls, ops
-from .calls import core_of
+from .core import core_of
 from .registration import define, save_nothing
 from .tensors import contiguous, view_of
 

@@ -8,12 +8,11 @@ from torch import nn
 import crossdock
 from crossdock._layer import update_expert_bias
 
-from .calls import routes_of
+from .calls import dropped
 from .dispatcher import Dispatcher
 from .experts import GroupedExperts, library_computes
 from .groups import group_of
 from .layer_config import DispatchOptions, make_config, stand_in
-from .library_layer import moe_layer
 from .registration import HAS_OPERATORS, is_observed, is_transformed, transform_error
 from .report import LayerReport
 from .routing import Tokens, attach_losses, best_experts, checked_ids, choose, losses_of, sum_over_group, weights_of
@@ -76,8 +75,11 @@ __all__ = ["MoELayer", "best_experts"]
 
 
 def _is_unchanged(module: Optional[nn.Module], kind: type) -> bool:
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return module is None or (type(module) is kind and not any(getattr(module, name, None) for name in hooks))
+    if module is None or type(module) is not kind:
+        return module is None
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+        return False
+    return not getattr(module, "_backward_pre_hooks", None)
 
 
 def is_autocast(tensor: torch.Tensor) -> bool:
@@ -345,20 +347,21 @@ class MoELayer(nn.Module):
 
     def _is_changed(self) -> bool:
         """Whether a module is not the one that the library knows."""
-        modules = ((self.router, nn.Linear), (self.experts, GroupedExperts), (self.shared, GroupedExperts))
-        return not self._is_own_route() or not all(_is_unchanged(*pair) for pair in modules)
+        are_known = _is_unchanged(self.router, nn.Linear) and _is_unchanged(self.experts, GroupedExperts)
+        return not (are_known and _is_unchanged(self.shared, GroupedExperts) and self._is_own_route())
 
     def _is_one_operator(self, tokens: torch.Tensor) -> bool:
         """Whether the library's layer without options computes the same as this module."""
-        if not tokens.is_cuda or is_autocast(tokens) or not self.config.is_plain:
+        config = self.config
+        if not tokens.is_cuda or not config.is_plain or self._is_changed() or is_autocast(tokens):
             return False
-        if self._is_changed() or (self.normalise and self.top_k == 1) or not self.experts.is_plain:
+        router, experts, top_k = self.router, self.experts, config.top_k
+        if (config.normalise and top_k == 1) or not experts.is_plain or router.bias is not None:
             return False
-        if self.router.bias is not None or self.router.out_features > MOST_EXPERTS or self.top_k > MOST_ROUTES:
+        gate, w1, w2 = router.weight, experts.w1, experts.w2
+        if gate.shape[0] > MOST_EXPERTS or top_k > MOST_ROUTES:
             return False
-        w1, w2 = self.experts.w1, self.experts.w2
-        same = self.router.weight.dtype == w1.dtype == w2.dtype == tokens.dtype
-        return same and library_computes(tokens, self.router.weight, w1, w2)
+        return gate.dtype == w1.dtype == w2.dtype == tokens.dtype and library_computes(tokens, gate, w1, w2)
 
     def route(self, x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
         """x [T, D] -> expert_ids [T, K] and weights [T, K], fp32 (fp64 for fp64 tokens). Equal scores go to the lower
@@ -393,9 +396,10 @@ class MoELayer(nn.Module):
 
     def _is_whole(self, has_routes: bool) -> bool:
         """Whether the library's layer with options makes a forward. has_routes: with masks or forced ids."""
-        is_known = not (self.config.top_k == 1 and self.config.is_normalised)  # the library does not normalise single weights
-        is_known = is_known and not self._has_own_experts and not self._is_changed()
-        return is_known and self._has_options(has_routes)
+        if not self._has_options(has_routes) or self._has_own_experts:
+            return False
+        # The library does not normalise single weights.
+        return not (self.config.top_k == 1 and self.config.is_normalised) and not self._is_changed()
 
     def _has_options(self, has_routes: bool) -> bool:
         return has_routes or not self.config.is_plain
@@ -431,19 +435,21 @@ class MoELayer(nn.Module):
         if is_transformed((x,)):  # routing cannot be
             self._refuse(transform_error(), has_routes)
         self._check_kind(x, has_routes)
-        tokens = x.reshape(-1, x.shape[-1])
-        if not self._is_whole(has_routes):
+        tokens = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+        is_whole = self._is_whole(has_routes)
+        if not is_whole:
             self._state.report = None  # until a forward in steps fills it
         if not has_routes and self._is_one_operator(tokens):
-            parameters = (self.router.weight, self.experts.w1, self.experts.w2)
-            options = (self.dispatcher._key, self.score, self.normalise, self.scale)
-            return moe_layer(tokens, *parameters, *options, torch.is_grad_enabled())[0].reshape(x.shape)
+            experts = self.experts
+            inputs = (tokens, self.router.weight, None, experts.w1, experts.w2, *(None,) * 12)
+            out = whole_layer(*inputs, self._state.key, 1, 0, self.training, torch.is_grad_enabled())[0]
+            return out if tokens is x else out.reshape(x.shape)
         given = (padding_mask, sequence_ids, forced_ids, token_ids)
         try:
             known = self._tokens(x, given, num_sequences, total_sequences)
         except (TypeError, ValueError) as error:
             self._refuse(error, has_routes)
-        forward = self._forward_whole if self._is_whole(has_routes) else self._forward_in_steps
+        forward = self._forward_whole if is_whole else self._forward_in_steps
         return forward(tokens, known).to(x.dtype).reshape(x.shape)
 
     def _tokens(self, x: torch.Tensor, given: Sequence[Optional[torch.Tensor]], number: Optional[int], total: int) -> Tokens:
@@ -499,8 +505,8 @@ class MoELayer(nn.Module):
         sent = self.dispatcher.dispatch(tokens, expert_ids, weights, row_weights=in_experts)
         if has_options and not (HAS_OPERATORS and is_observed(tokens)):
             counts = sent.tokens_per_expert
-            dropped = torch.tensor(routes_of(sent.handle.plan).dropped(), dtype=torch.int64, device=tokens.device)
-            given = (expert_ids.int(), weights, load, dropped, counts, losses)
+            drops = torch.tensor(dropped(sent.handle.plan), dtype=torch.int64, device=tokens.device)
+            given = (expert_ids.int(), weights, load, drops, counts, losses)
             self._state.report = LayerReport(*(value.detach() for value in given), self._state.ranks, self._state.num_ranks)
         extra = (sent.row_weights,) if in_experts else ()
         y = self.experts(sent.rows, sent.tokens_per_expert, *extra)

@@ -106,6 +106,9 @@ class LayerConfig(DispatchOptions, ExpertOptions, RouterOptions):
             value = getattr(self, name)
             if isinstance(value, numbers.Real) and not isinstance(value, (int, float)):  # of numpy
                 object.__setattr__(self, name, float(value))
+        rest = (field for field in fields(self) if field.name not in _PLAIN and field.name not in _DISPATCH)
+        is_plain = self.score in ("softmax", "sigmoid") and all(getattr(self, f.name) == f.default for f in rest)
+        object.__setattr__(self, "_is_plain", is_plain)
 
     def part(self, kind: Any) -> Dict[str, Any]:
         """The options of one of the base classes."""
@@ -127,8 +130,7 @@ class LayerConfig(DispatchOptions, ExpertOptions, RouterOptions):
     @property
     def is_plain(self) -> bool:
         """Whether all options are those that the first version of MoELayer had."""
-        rest = (field for field in fields(self) if field.name not in _PLAIN and field.name not in _DISPATCH)
-        return self.score in ("softmax", "sigmoid") and all(getattr(self, f.name) == f.default for f in rest)
+        return getattr(self, "_is_plain")
 
     def for_library(self, is_training: bool, sequence_share: float) -> Dict[str, Any]:
         """Arguments of crossdock.Layer, without group and dtype. Losses and jitter are for training.

@@ -9,7 +9,7 @@ import crossdock
 
 from . import kept
 from .registration import define, refuse_gradient, save_nothing
-from .tensors import empty, view_of, weights_dtype
+from .tensors import gradient_memory, is_captured, stream_of, view_of, weights_dtype
 
 _captured: List[Any] = []  # values that replays of CUDA graphs use
 
@@ -40,26 +40,6 @@ class Form(NamedTuple):
 def _experts_of(num_local_experts: int, width: int, inner: int, dtype: torch.dtype, form: Form) -> crossdock.Experts:
     """Shared by all modules, and kept: CUDA graphs may use it."""
     return crossdock.Experts(num_local_experts=num_local_experts, width=width, inner=inner, dtype=dtype, **form._asdict())
-
-
-def stream_of(tensor: torch.Tensor) -> int:
-    return torch.cuda.current_stream(tensor.device).cuda_stream if tensor.is_cuda else 0
-
-
-def is_captured(tensor: torch.Tensor) -> bool:
-    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
-def gradient_memory(parameter: torch.Tensor, wanted: bool, dtype: Optional[torch.dtype] = None) -> Tuple[Any, Any]:
-    """A tensor for a gradient and the argument for the call; empty if the gradient is not wanted.
-
-    Default dtype: on a GPU the parameter's, on the CPU the dtype of the sums.
-    """
-    if not wanted:
-        return parameter.new_empty(0), None
-    if dtype is None:
-        dtype = parameter.dtype if parameter.is_cuda else weights_dtype(parameter.dtype)
-    return empty(parameter, parameter.shape, dtype)
 
 
 def _views(parameters: Sequence[Optional[torch.Tensor]]) -> crossdock.ExpertWeights:

@@ -7,7 +7,7 @@ from megatron.core.transformer.moe.moe_utils import get_align_size_for_quantizat
 from megatron.core.transformer.moe.token_dispatcher import MoETokenDispatcher
 
 from . import ops
-from .calls import Core, shared_core
+from .core import Core, shared_core
 from .groups import group
 
 

@@ -1,19 +1,34 @@
-"""Compiled versions of the calls, from a module next to the library.
+"""The compiled module, which makes the calls in one step from tensors to tensors.
 
-A function returns None to leave the call to Python: for tensors that are not plain (on a GPU, not contiguous, of a subclass),
-results that torch cannot allocate, versions of torch before 2.10, which have no DLPack exchange functions, Pythons without the
-stable ABI, and packages that were built without Python's headers.
+It lies next to the library. There is none for versions of torch before 2.10, which have no DLPack exchange functions, for Pythons
+without the stable ABI, and in packages that were built without Python's headers; plain.py then makes the calls.
 """
 import importlib.machinery
 import importlib.util
 import os
 import sys
-from typing import Any, Callable, Optional
+from typing import Any, Optional, Tuple
 
 import torch
 
+import crossdock
 from crossdock._errors import fail
+from crossdock._interrupt import caught, raise_caught
 from crossdock._library import lib
+from crossdock._tensor import Refused, named_refusal
+
+from .tensors import by_map, view_of
+
+
+def _refuse(name: str, given: Any) -> Exception:
+    """The library's next call is refused, because of a tensor that it cannot use, or an error. Returns the reason."""
+    if isinstance(given, torch.Tensor):
+        view = view_of(given)
+        given = view.error if isinstance(view, Refused) else RuntimeError("torch cannot share the memory of the tensor")
+    elif not isinstance(given, Exception):
+        given = TypeError(f"must be a tensor, got {type(given).__name__}")
+    lib.refuse_next_call(named_refusal(name, given))
+    return given
 
 
 def _load() -> Optional[Any]:
@@ -28,25 +43,32 @@ def _load() -> Optional[Any]:
     spec = importlib.util.spec_from_loader("_torch_calls", loader)
     assert spec is not None
     try:
-        module = importlib.util.module_from_spec(spec)  # opens the file
-        loader.exec_module(module)
+        loaded = importlib.util.module_from_spec(spec)  # opens the file
+        loader.exec_module(loaded)
     except ImportError:
         return None
-    types = torch.Tensor, torch.nn.Parameter
-    is_usable = module.prepare(exchange, *types, fail, {"dtype": torch.int64}, {"dtype": torch.float32})
-    return module if is_usable else None
+    helpers = (fail, _refuse, caught, raise_caught, torch.cuda.is_current_stream_capturing, by_map)
+    dtypes = ({"dtype": dtype} for dtype in (torch.int64, torch.float32, torch.float64))
+    return loaded if loaded.prepare(exchange, *helpers, *dtypes) else None
 
 
-def _function(name: str) -> Callable[..., Any]:
-    return getattr(_module, name) if _module is not None else lambda *_: None
+#: None: the calls are made in Python.
+module: Any = _load()
 
 
-_module = _load()
-IS_LOADED = _module is not None
+# ---- Calls that take and return a LayerSaved ----
 
-send = _function("send")
-dispatch_backward = _function("dispatch_backward")
-combine = _function("combine")
-combine_unweighted = _function("combine_unweighted")
-combine_backward = _function("combine_backward")
-collect_routes = _function("collect_routes")
+
+def layer_forward(layer: Any, tensors: Tuple, *options: Any) -> Tuple:
+    *numbers, earlier, with_saved = options
+    earlier = None if earlier is None else earlier._handle
+    out, losses, handle, on_device = module.layer_forward(layer, tensors, *numbers, earlier, with_saved)
+    return out, losses, None if handle is None else crossdock.LayerSaved(handle, tensors[1].shape[0], on_device)
+
+
+def layer_backward(layer: Any, tensors: Tuple, grad_out: torch.Tensor, saved: crossdock.LayerSaved, *options: Any) -> Tuple:
+    return module.layer_backward(layer, tensors, grad_out, saved._handle, *options)
+
+
+def layer_backward_dw(layer: Any, x: torch.Tensor, grad_out: torch.Tensor, saved: Any, parameters: Tuple) -> Tuple:
+    return module.layer_backward_dw(layer, x, grad_out, saved._handle, parameters)

@@ -7,6 +7,7 @@ from torch.autograd import forward_ad
 from crossdock._library import lib
 
 from . import calls
+from .core import core_of
 from .registration import HAS_OPERATORS, apply_of, define, eager_function, is_observed, refuse_gradient, save_nothing
 from .tensors import weights_dtype
 
@@ -27,7 +28,7 @@ _SCHEMAS = {
 
 
 def _fake_dispatch(x, routing, weights, dispatcher, with_row_weights):
-    core = calls.core_of(dispatcher)
+    core = core_of(dispatcher)
     if core.max_rows and x.is_cuda:
         num_rows = core.max_rows
     else:
@@ -72,18 +73,13 @@ _FAKES = {
 # ---- Gradients ----
 
 
-# The saved plan owns the routes, unless hooks replace it with a copy (torch.autograd.graph.save_on_cpu). So the graph
-# owns them too, and backward passes them to the library directly, unless operators are observed.
+# The plan in the results of a dispatch owns the routes, but hooks may replace a saved tensor with a copy
+# (torch.autograd.graph.save_on_cpu). So the graph owns the plan itself.
 
 
-def _keep(ctx: Any, plan: torch.Tensor) -> None:
-    # A compiler's fake tensor has no routes.
-    ctx.routes = calls.routes_of(plan) if type(plan) is torch.Tensor else None
-
-
-def _is_plain(ctx: Any, grad: torch.Tensor) -> bool:
+def _is_plain(grad: torch.Tensor) -> bool:
     """Whether nothing observes the operators of backward or requests their gradients, which are refused."""
-    if ctx.routes is None or torch.is_grad_enabled() or forward_ad._current_level >= 0:
+    if torch.is_grad_enabled() or forward_ad._current_level >= 0:
         return False
     return not (HAS_OPERATORS and is_observed(grad))
 
@@ -94,7 +90,7 @@ def _save_dispatch(ctx: Any, inputs: Tuple, output: Tuple) -> None:
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(routing, plan)
     ctx.like = (x.shape[0], rows.shape, x.dtype, weights.dtype if with_row_weights else None)
-    _keep(ctx, plan)
+    ctx.plan = plan
 
 
 def _grad_dispatch(ctx: Any, grad_rows, grad_row_weights, *_) -> Tuple:
@@ -116,15 +112,16 @@ def _save_combine(ctx: Any, inputs: Tuple, output: torch.Tensor) -> None:
     y, weights, routing, plan = inputs
     ctx.save_for_backward(y, routing, plan)
     ctx.weights_dtype = weights.dtype
-    _keep(ctx, plan)
+    ctx.plan = plan
 
 
 def _grad_combine(ctx: Any, grad_out: torch.Tensor) -> Tuple:
-    y, routing, plan = ctx.saved_tensors
-    if _is_plain(ctx, grad_out):
-        grad_y, grad_weights = calls.combine_backward(grad_out, y, routing, ctx.routes)
-    else:
-        grad_y, grad_weights = combine_backward(grad_out, y, routing, plan)
+    return _grad_combined(ctx, grad_out, *ctx.saved_tensors)
+
+
+def _grad_combined(ctx: Any, grad_out: torch.Tensor, y: torch.Tensor, routing: torch.Tensor, plan: torch.Tensor) -> Tuple:
+    call = calls.combine_backward if _is_plain(grad_out) else combine_backward
+    grad_y, grad_weights = call(grad_out, y, routing, plan)
     if grad_weights.dtype != ctx.weights_dtype:
         grad_weights = grad_weights.to(ctx.weights_dtype)
     return grad_y, grad_weights, None, None
@@ -134,7 +131,7 @@ def _save_combine_unweighted(ctx: Any, inputs: Tuple, output: torch.Tensor) -> N
     y, plan, _ = inputs
     ctx.save_for_backward(plan)
     ctx.num_rows = y.shape[0]
-    _keep(ctx, plan)
+    ctx.plan = plan
 
 
 def _grad_combine_unweighted(ctx: Any, grad_out: torch.Tensor) -> Tuple:
@@ -155,35 +152,37 @@ _GRADIENTS = {
 
 # ---- Eager calls ----
 #
-# Cheaper than functions made of `save` and the gradient: only tensors that have gradients pass through autograd, and
-# the routes need not be looked up.
+# Cheaper than functions made of `save` and the gradient: only tensors that have gradients pass through autograd, and the
+# graph saves fewer of them.
 
 
 class _SendRows(torch.autograd.Function):
-    """A dispatch without row weights. `call` is a list: the other arguments, and then the other results."""
+    """A dispatch without row weights. `call` is a list: the other arguments, and then the results."""
 
     @staticmethod
     def forward(ctx, x, call):
-        rows, *call[:], ctx.routes = calls.send(x, *call, False)
-        return rows
+        call[:] = calls.dispatch(x, *call, False)
+        ctx.plan = call[3]
+        return call[0]
 
     @staticmethod
     def backward(ctx, grad_rows):
-        routes = ctx.routes
-        if _is_plain(ctx, grad_rows):
-            return calls.dispatch_backward(grad_rows, routes, routes.num_tokens), None
-        return dispatch_backward(grad_rows, calls.plan_tensor(routes), routes.num_tokens), None
+        plan = ctx.plan
+        if _is_plain(grad_rows):
+            return calls.dispatch_backward(grad_rows, plan, 0), None
+        return dispatch_backward(grad_rows, plan, calls.routes_of(plan).num_tokens), None
 
 
 class _Combine(torch.autograd.Function):
     @staticmethod
     def forward(ctx, y, weights, routing, plan):
-        ctx.routes = routes = calls.routes_of(plan)
-        ctx.weights_dtype = weights.dtype
-        ctx.save_for_backward(y, routing, plan)
-        return calls.combine(y, weights, routing, routes)
+        ctx.plan, ctx.weights_dtype = plan, weights.dtype
+        ctx.save_for_backward(y, routing)
+        return calls.combine(y, weights, routing, plan)
 
-    backward = staticmethod(_grad_combine)
+    @staticmethod
+    def backward(ctx, grad_out):
+        return _grad_combined(ctx, grad_out, *ctx.saved_tensors, ctx.plan)
 
 
 _send_rows = apply_of(_SendRows)
@@ -196,12 +195,22 @@ def _eager_dispatch(x, routing, weights, dispatcher, with_row_weights):
         return _dispatch(x, routing, weights, dispatcher, with_row_weights)
     call = [routing, weights, dispatcher]
     rows = _send_rows(x, call)
-    return (rows, *call)
+    return (rows, *call[1:])
 
 
 def _eager_combine(y, weights, routing, plan):
     call = _combine if torch.is_grad_enabled() else calls.combine
     return call(y, weights, routing, plan)
+
+
+# Results of calls that are no operators, from lists: `arrived` takes those of `calls.dispatch`, `combined` [out].
+arrived = eager_function("arrived", lambda x, routing, weights, made, _: tuple(made), *_GRADIENTS["dispatch"])
+combined = eager_function(
+    "combined",
+    lambda y, weights, routing, plan, made: made[0],
+    lambda ctx, inputs, output: _save_combine(ctx, inputs[:4], output),
+    lambda ctx, grad_out: (*_grad_combine(ctx, grad_out), None),
+)
 
 
 # ---- Operators ----
@@ -220,7 +229,7 @@ def _refusal(name: str) -> Callable:
 
     def refuse(error: Exception, inputs: Tuple) -> None:
         if name == "dispatch":
-            calls.core_of(inputs[arguments.index("int dispatcher")]).refuse(error)
+            core_of(inputs[arguments.index("int dispatcher")]).refuse(error)
         routes = calls.routes_of(inputs[arguments.index("Tensor plan")])
         routes.core.refuse(error, function, routes._handle)
 
@@ -245,5 +254,5 @@ def save_ops() -> set:
     """The operators whose results selective checkpointing should save instead of communicating again."""
     if not HAS_OPERATORS:
         return set()
-    names = ("dispatch", "combine", "combine_unweighted", "whole_layer")
+    names = ("dispatch", "dispatch_fp8", "combine", "combine_unweighted", "whole_layer")
     return {getattr(torch.ops.crossdock, name).default for name in names}

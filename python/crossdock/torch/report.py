@@ -64,7 +64,8 @@ def copy_of(fields: Fields, like: torch.Tensor) -> torch.Tensor:
 
 
 def report_of(
-    forward: crossdock.LayerForward,
+    saved: crossdock.LayerSaved,
+    values: Sequence[float],
     like: torch.Tensor,
     num_experts: int,
     etp: int,
@@ -72,9 +73,8 @@ def report_of(
     ranks: Sequence[int],
     num_ranks: int,
 ) -> LayerReport:
-    """The report of a forward with the tokens `like`."""
-    assert forward.saved is not None
-    found = forward.saved.report_fields()
+    """The report of a forward with the tokens `like` and, on the CPU, these losses."""
+    found = saved.report_fields()
     names = ("expert_ids", "weights", "load", "rows_per_expert")
     expert_ids, weights, load, rows = (copy_of(found[name], like) for name in names)
     dropped = torch.zeros_like(load)
@@ -82,11 +82,10 @@ def report_of(
         kept = copy_of(found["kept_weights"], like)[:, ::etp]
         dropped = dropped_routes(expert_ids, weights, kept, num_experts)
     elif has_drops:
-        dropped = torch.tensor(forward.saved.dropped(), dtype=torch.int64, device="cpu")
+        dropped = torch.tensor(saved.dropped(), dtype=torch.int64, device="cpu")
     if like.is_cuda:
-        losses = copy_of(forward.saved.device_loss_fields, like)
+        losses = copy_of(saved.device_loss_fields, like)
     else:
-        values = [forward.aux_loss, forward.z_loss, *forward.aux_losses]
         losses = torch.tensor(values, dtype=torch.float64, device="cpu")
     return LayerReport(expert_ids, weights, load, dropped, rows, losses, ranks, num_ranks)
 

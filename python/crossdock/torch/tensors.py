@@ -1,5 +1,4 @@
 """Tensors of PyTorch as the library sees them."""
-import ctypes
 from typing import Any, Optional, Sequence, Tuple
 
 import torch
@@ -23,7 +22,7 @@ for _name, _dtype in (("float8_e4m3fn", crossdock.DType.F8E4M3), ("float8_e8m0fn
 
 
 def view_of(tensor: torch.Tensor) -> Memory:
-    """The memory of a contiguous tensor, which must outlive the call.
+    """The memory of a contiguous tensor, as an argument of the library's calls.
 
     A rank must not raise before a collective call: the others would wait for it. So a tensor that the library cannot
     use becomes an argument that it refuses on every rank, and the reason is the cause of the error on this one.
@@ -32,12 +31,8 @@ def view_of(tensor: torch.Tensor) -> Memory:
         code, shape = _CODES[tensor.dtype], tensor.shape
         if not tensor.is_contiguous():
             return Refused(RuntimeError(f"torch cannot make the tensor contiguous: shape {tuple(shape)} of {tensor.dtype}"))
-        if tensor.is_cpu:
-            if len(shape) == 2:
-                return Memory((tensor.data_ptr(), shape[0], shape[1], 0, 0, 2, code, 0, 0))
-            return Memory(fields_of(tensor.data_ptr(), code, shape, None))
-        if tensor.is_cuda:
-            return Memory(fields_of(tensor.data_ptr(), code, shape, tensor.get_device()))
+        if tensor.is_cpu or tensor.is_cuda:
+            return Memory(fields_of(tensor.data_ptr(), code, shape, tensor.get_device() if tensor.is_cuda else None), tensor)
     except KeyError:
         pass
     except (RuntimeError, ValueError) as error:  # without memory of its own, or without dimensions
@@ -80,9 +75,34 @@ def usable_weights(weights: torch.Tensor, tokens: torch.dtype) -> torch.Tensor:
     return contiguous(weights)
 
 
-def tensor_of(values: ctypes.Array) -> torch.Tensor:
-    """An int64 tensor that shares the memory of the array and keeps it."""
-    return torch.frombuffer(values, dtype=torch.int64) if len(values) else torch.empty(0, dtype=torch.int64)
+def by_map(by_slot: torch.Tensor, routing: torch.Tensor) -> torch.Tensor:
+    """[T, K] unchanged; for a map, whose slots are its set bits in ascending order, scattered to [T, E]."""
+    if routing.dtype != torch.bool:
+        return by_slot
+    if by_slot.numel() == 0:
+        return by_slot.new_zeros(routing.shape)
+    slot = (routing.cumsum(1) - 1).clamp_(0, by_slot.shape[1] - 1)
+    return by_slot.gather(1, slot).masked_fill_(~routing, 0.0)
+
+
+def gradient_memory(parameter: torch.Tensor, wanted: bool, dtype: Optional[torch.dtype] = None) -> Tuple[Any, Any]:
+    """A tensor for a gradient and the argument for the call; empty if the gradient is not wanted.
+
+    Default dtype: on a GPU the parameter's, on the CPU the dtype of the sums.
+    """
+    if not wanted:
+        return parameter.new_empty(0), None
+    if dtype is None:
+        dtype = parameter.dtype if parameter.is_cuda else weights_dtype(parameter.dtype)
+    return empty(parameter, parameter.shape, dtype)
+
+
+def stream_of(tensor: torch.Tensor) -> int:
+    return torch.cuda.current_stream(tensor.device).cuda_stream if tensor.is_cuda else 0
+
+
+def is_captured(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 class _OnDevice:

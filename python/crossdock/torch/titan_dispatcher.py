@@ -7,7 +7,7 @@ from typing import Any, Dict, Optional, Tuple
 import torch
 
 from . import ops
-from .calls import Core, shared_core
+from .core import Core, shared_core
 from .dispatcher import Handle
 from .groups import group_of, group_of_one
 

@@ -10,14 +10,13 @@ import crossdock
 from crossdock._library import lib
 from crossdock._tensor import Marshal
 
-from . import groups, kept
-from .calls import Core
+from . import calls, groups, kept
+from .core import Core
 from .layer_config import LayerConfig
-from .library_experts import gradient_memory, is_captured, stream_of
 from .loss_scale import loss_scale
 from .registration import define, refuse_gradient, save_nothing
 from .report import LayerReport, copy_of, report_of
-from .tensors import contiguous, empty, view_of, weights_dtype
+from .tensors import is_captured
 
 PARAMETERS = ("gate", "gate_bias", "w1", "w2", "b1", "b2", "shared_w1", "shared_w2", "shared_b1", "shared_b2")
 _P = len(PARAMETERS)
@@ -29,7 +28,7 @@ _states: "Dict[int, weakref.ref[LayerState]]" = {}
 class Delayed(NamedTuple):
     """A backward whose gradients of w1, w2, b1, b2 and those of the shared experts are still to be computed."""
 
-    layer: crossdock.Layer
+    layer: Any  #: of the library, for `calls`
     x: torch.Tensor
     grad_out: torch.Tensor
     values: crossdock.LayerSaved
@@ -52,13 +51,14 @@ class LayerState:
         self.earlier: Optional[crossdock.LayerSaved] = None  # the step's last forward that had a backward
         self.earlier_counts: Optional[torch.Tensor] = None  # [E + 1] of all such forwards of a layer that runs step by step
         self.delayed: Deque[Delayed] = collections.deque()
-        self._layers: Dict[Tuple, crossdock.Layer] = {}
+        self._layers: Dict[Tuple, Tuple[crossdock.Layer, Any]] = {}
         self.key = key = next(_keys)
         _states[key] = weakref.ref(self, lambda _: _states.pop(key, None))
 
     def __deepcopy__(self, memo: dict) -> "LayerState":
         twin = LayerState(self.core, self.config)
         twin.load = None if self.load is None else self.load.clone()
+        twin._layers = self._layers
         return twin
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -71,13 +71,16 @@ class LayerState:
         shared, counting = self.config.sequence_group, self.config.counting_group or self.group
         return 1.0 if shared is None or total_sequences else shared.size / counting.size
 
-    def layer_of(self, dtype: torch.dtype, is_training: bool, total_sequences: int = 0) -> crossdock.Layer:
-        config, share = self.config, self.sequence_share(total_sequences)
-        key = (dtype, is_training, share, config.score, config.normalise, config.scale)
-        if key not in self._layers:
-            options = config.for_library(is_training, share)
-            self._layers[key] = crossdock.Layer(self.group, dtype=dtype, **options)
-        return self._layers[key]
+    def layer_of(self, dtype: torch.dtype, is_training: bool, total_sequences: int = 0) -> Tuple[crossdock.Layer, Any]:
+        """The layer of the library, itself and for `calls`."""
+        config = self.config
+        share = self.sequence_share(total_sequences) if config.sequence_group is not None else 1.0
+        key = (dtype, is_training and not config.is_plain, share, config.score, config.normalise, config.scale)
+        found = self._layers.get(key)
+        if found is None:
+            layer = crossdock.Layer(self.group, dtype=dtype, **config.for_library(is_training, share))
+            found = self._layers[key] = layer, calls.new_layer(layer, layer._handle, self.group.rank, self.lock)
+        return found
 
     def refuse(self, error: Exception, is_whole: bool = True) -> NoReturn:
         """Raises the error on all ranks, which make a forward of the library's layer, or else sum the load."""
@@ -85,7 +88,7 @@ class LayerState:
             raise error
         with self.lock:
             if is_whole:
-                layer = self.layer_of(torch.float32, False)
+                layer, _ = self.layer_of(torch.float32, False)
                 marshal.call(self.group.rank, lib.layer_forward, layer._handle, None, None, None)
             else:
                 marshal.call(self.group.rank, lib.group_all_reduce, self.group._handle, None, 0)
@@ -139,131 +142,63 @@ def state_of(key: int) -> LayerState:
     return state
 
 
-class _Call:
-    """The inputs of a call, contiguous. The lock of the group is held while it is used."""
-
-    def __init__(self, state: LayerState, tensors: Tuple, numbers: Tuple):
-        self.state = state
-        self.given = [None if given is None else contiguous(given) for given in tensors]
-        x, *parameters = self.given[: 1 + _P]
-        self.tokens = x
-        views = self.views = [None if given is None else view_of(given) for given in self.given]
-        gate, gate_bias, w1, w2, b1, b2, s1, s2, c1, c2 = views[1 : 1 + _P]
-        shared = None if s1 is None else crossdock.ExpertWeights(s1, s2, c1, c2)
-        self.weights = crossdock.LayerWeights(gate, crossdock.ExpertWeights(w1, w2, b1, b2), shared, gate_bias, views[1 + _P])
-        self.parameters = parameters
-        self.num_sequences, self.total_sequences, self.is_training = numbers
-        self.layer = state.layer_of(x.dtype, self.is_training, self.total_sequences)
-        if x.is_cuda:
-            self.layer.set_stream(stream_of(x))
-
-    def forward(self, keep: bool, earlier: Optional[crossdock.LayerSaved]) -> Tuple[torch.Tensor, Any]:
-        """Out [T, D] and the values for backward. earlier: see LayerState."""
-        x, state, config = self.tokens, self.state, self.state.config
-        mask, sequence_ids, forced_ids, token_ids = self.views[2 + _P : 6 + _P]
-        seed = self.given[6 + _P]
-        out, memory = empty(x, x.shape)
-        made = self.layer.forward(
-            self.views[0],
-            self.weights,
-            mask=mask,
-            sequence_ids=sequence_ids,
-            forced_ids=forced_ids,
-            token_ids=token_ids,
-            num_sequences=self.num_sequences,
-            total_sequences=self.total_sequences,
-            jitter_seed=0 if seed is None else self._seed_of_rank(int(seed)),
-            earlier=earlier if self.is_training else None,
-            out=memory,
-        )
+def _forward(
+    state: LayerState, inputs: Tuple, keep: bool, earlier: Optional[crossdock.LayerSaved]
+) -> Tuple[torch.Tensor, Optional[crossdock.LayerSaved]]:
+    """Out [T, D] and the values for backward. inputs: see `_layer`; earlier: see LayerState. The lock is held."""
+    x, seed, config = inputs[0], inputs[_T - 1], state.config
+    mask, _, forced_ids, token_ids = inputs[_KNOWN]
+    num_sequences, total_sequences, is_training = inputs[_T + 1 : _T + 4]
+    has_report = not config.is_plain or mask is not None or forced_ids is not None
+    _, layer = state.layer_of(x.dtype, is_training, total_sequences)
+    if seed is not None:
+        # Differs between ranks, whose generators may be in step, unless the tokens have ids or are on several ranks.
+        is_shared = token_ids is not None or config.replicated_over is not None
+        seed = int(seed) if is_shared else (int(seed) + state.group.rank * 0x9E3779B97F4A7C15) % 2**63
+    options = (num_sequences, total_sequences or 0, seed or 0, earlier if is_training else None, keep or has_report)
+    out, losses, saved = calls.layer_forward(layer, inputs[: _T - 1], *options)
+    if has_report:
         has_drops = config.capacity_factor is not None or config.capacity_tokens is not None
-        state.report = report_of(made, x, config.num_experts, config.etp, has_drops, state.ranks, state.num_ranks)
-        if keep and is_captured(x):
-            state.core.captured.append(made.saved)
-        return out, made.saved
-
-    def _seed_of_rank(self, seed: int) -> int:
-        """Differs between ranks, whose generators may be in step, unless the tokens have ids or are on several ranks."""
-        is_shared = self.views[5 + _P] is not None or self.state.config.replicated_over is not None
-        return seed if is_shared else (seed + self.state.group.rank * 0x9E3779B97F4A7C15) % 2**63
+        state.report = report_of(saved, losses, x, config.num_experts, config.etp, has_drops, state.ranks, state.num_ranks)
+    if keep and is_captured(x):
+        state.core.captured.append(saved)
+    return out, saved
 
 
 def _layer(*inputs: Any) -> Tuple[torch.Tensor, torch.Tensor]:
     """x [T, D] -> out [T, D] and, if `keep`, values for backward. Parameters as in MoELayer."""
-    *tensors, layer, num_sequences, total_sequences, is_training, keep = inputs
-    state = state_of(layer)
+    keep, state = inputs[-1], state_of(inputs[_T])
     with state.lock:
-        call = _Call(state, tuple(tensors), (num_sequences, total_sequences, is_training))
         earlier = state.earlier
-        out, saved = call.forward(keep, earlier)
+        out, saved = _forward(state, inputs, keep, earlier)
     return out, kept.tensor_of(saved, earlier) if keep else kept.like_kept()
 
 
-def _layer_backward(grad_out: torch.Tensor, saved: torch.Tensor, *inputs: Any) -> Tuple[torch.Tensor, ...]:
-    """grad_out [T, D] -> the gradients of x and the parameters; gradients that are not wanted are empty."""
-    *tensors, layer, num_sequences, total_sequences, is_training, wanted = inputs
-    state, grad_out = state_of(layer), contiguous(grad_out)
+def _layer_backward(grad_out: torch.Tensor, saved: torch.Tensor, *inputs: Any) -> Tuple[Optional[torch.Tensor], ...]:
+    """grad_out [T, D] -> the gradients of x and the parameters; None: not wanted, or left for later."""
+    state, x, wanted = state_of(inputs[_T]), inputs[0], inputs[-1]
+    num_sequences, total_sequences, is_training = inputs[_T + 1 : _T + 4]
     with state.lock:
-        call = _Call(state, tuple(tensors), (num_sequences, total_sequences, is_training))
-        x, values = call.tokens, kept.take(saved)
+        values = kept.take(saved)
         if values is None:  # the graph is used a second time, on all ranks
-            values = call.forward(True, kept.origin_of(saved))[1]
+            _, values = _forward(state, inputs, True, kept.origin_of(saved))
         elif is_training:
             state.count(values, x)
-        grads, memories = _gradient_memories(call, wanted)
-        later, wanted_later = state.config.delay_dw, any(wanted[_OF_EXPERTS])
-        gate, gate_bias, *experts = memories
-        outputs = crossdock.LayerGradients(gate, gate_bias=gate_bias)
-        if not later:
-            outputs = outputs._replace(
-                experts=crossdock.ExpertWeights(*experts[:4]), shared=crossdock.ExpertWeights(*experts[4:])
-            )
-        grad_x, memory = empty(x, x.shape)
-        factor = state.loss_factor()
-        call.layer.backward(
-            call.views[0], call.weights, view_of(grad_out), values, outputs, grad_losses=factor, delay_dw=later, grad_x=memory
+        _, layer = state.layer_of(x.dtype, is_training, total_sequences)
+        is_later = state.config.delay_dw
+        grads = calls.layer_backward(
+            layer, inputs[: 2 + _P], grad_out, values, wanted, state.loss_factor(), is_later
         )
-        if later and wanted_later:
-            chosen = (p if want else None for p, want in zip(call.parameters[_OF_EXPERTS], wanted[_OF_EXPERTS]))
-            state.delayed.append(Delayed(call.layer, x, grad_out, values, tuple(chosen)))
-    like = (x if p is None else p for p in call.parameters)
-    return (grad_x, *(grad.to(p.dtype) for grad, p in zip(grads, like)))
-
-
-def _gradient_memories(call: _Call, wanted: List[bool]) -> Tuple[List[torch.Tensor], List[Any]]:
-    """Tensors for the gradients of the parameters, and the arguments for the call."""
-    grads, memories = [], []
-    for name, parameter, want in zip(PARAMETERS, call.parameters, wanted):
-        is_matrix = name.endswith(("w1", "w2"))
-        is_later = call.state.config.delay_dw and not name.startswith("gate")
-        like = call.tokens if parameter is None else parameter
-        dtype = None if is_matrix else weights_dtype(call.tokens.dtype)
-        grad, memory = gradient_memory(like, want and not is_later, dtype)
-        grads.append(grad)
-        memories.append(memory)
-    return grads, memories
-
-
-def delayed_gradients(delayed: Delayed) -> List[Optional[torch.Tensor]]:
-    """The gradients of the experts' parameters that a backward left for later. Not collective."""
-    grads, memories = [], []
-    for name, parameter in zip(PARAMETERS[_OF_EXPERTS], delayed.parameters):
-        if parameter is None:
-            grads.append(None)
-            memories.append(None)
-            continue
-        dtype = None if name.endswith(("w1", "w2")) else weights_dtype(delayed.x.dtype)
-        grad, memory = gradient_memory(parameter, True, dtype)
-        grads.append(grad)
-        memories.append(memory)
-    outputs = crossdock.LayerGradients(
-        experts=crossdock.ExpertWeights(*memories[:4]), shared=crossdock.ExpertWeights(*memories[4:])
-    )
-    if delayed.x.is_cuda:
-        delayed.layer.set_stream(stream_of(delayed.x))
-    nothing = crossdock.LayerWeights(None, crossdock.ExpertWeights(None, None))
-    delayed.layer.backward_dw(view_of(delayed.x), nothing, view_of(delayed.grad_out), delayed.values, outputs)
+        if is_later and any(wanted[_OF_EXPERTS]):
+            of_experts = inputs[1 : 1 + _P][_OF_EXPERTS]
+            chosen = (p if want else None for p, want in zip(of_experts, wanted[_OF_EXPERTS]))
+            state.delayed.append(Delayed(layer, x, grad_out, values, tuple(chosen)))
     return grads
+
+
+def delayed_gradients(delayed: Delayed) -> Tuple[Optional[torch.Tensor], ...]:
+    """The gradients of the experts' parameters that a backward left for later. Not collective."""
+    return calls.layer_backward_dw(*delayed)
 
 
 # ---- The operator ----
@@ -277,6 +212,13 @@ _TENSORS = ", ".join(
 )
 _NUMBERS = "int layer, SymInt num_sequences, SymInt total_sequences, bool is_training"
 _T = _TENSORS.count("Tensor")
+_KNOWN = slice(2 + _P, 6 + _P)  # mask, sequence_ids, forced_ids and token_ids
+
+
+def _backward_operator(*inputs: Any) -> Tuple[torch.Tensor, ...]:
+    """Operators return tensors only: empty ones for None."""
+    likes = (inputs[2] if given is None else given for given in inputs[2 : 3 + _P])
+    return tuple(like.new_empty(0) if grad is None else grad for grad, like in zip(_layer_backward(*inputs), likes))
 
 
 def _fake_layer(x, *_):
@@ -329,5 +271,6 @@ whole_layer_backward = define(
     _fake_backward,
     save_nothing,
     refuse_gradient,
+    _backward_operator,
     refuse=_refuse,
 )
