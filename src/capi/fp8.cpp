@@ -1,5 +1,7 @@
 #include "crossdock/fp8.hpp"
 
+#include <limits>
+
 #include "capi/configs.hpp"
 #include "capi/status.hpp"
 #include "capi/tensors.hpp"
@@ -22,6 +24,12 @@ Fp8Scale to_scale(int32_t scale) {
   return static_cast<Fp8Scale>(scale);
 }
 
+// Larger numbers than fp32 has become infinite, and are refused then.
+float to_float32(double value) {
+  constexpr float kLargest = std::numeric_limits<float>::max();
+  return value > kLargest ? std::numeric_limits<float>::infinity() : static_cast<float>(value);
+}
+
 }  // namespace
 
 crossdock_status crossdock_quantise_rows(const crossdock_quantise_rows_args* args) {
@@ -31,7 +39,7 @@ crossdock_status crossdock_quantise_rows(const crossdock_quantise_rows_args* arg
                    .values = to_view("values", given.values),
                    .scales = to_view("scales", given.scales),
                    .scale = to_scale(given.scale),
-                   .amax_floor = static_cast<float>(given.amax_floor),
+                   .amax_floor = to_float32(given.amax_floor),
                    .stream = {given.stream}});
   });
 }

@@ -113,7 +113,8 @@ TEST(QuantiseRows, HasTheBitsOfTheReferenceForEveryBf16Value) {
     const BF16 value{static_cast<uint16_t>(bits)};
     const float size = std::abs(to_float(value));
     // The largest of its group, the smallest, and one of several sizes.
-    for (const float other : {size * 0.37f, -size * 0.006f, size * 0.0021f, bits % 3 * size}) {
+    for (const float factor : {0.37f, -0.006f, 0.0021f, static_cast<float>(bits % 3)}) {
+      const float other = factor * size;
       x.push_back(std::isfinite(other) ? to_bf16(other) : BF16{0});
     }
     x.push_back(value);
