@@ -159,6 +159,10 @@ CROSSDOCK_C_API crossdock_status crossdock_output_release(crossdock_output* outp
 /// once the output and all tensors that share it are released, in any order and by any thread.
 CROSSDOCK_C_API crossdock_status crossdock_output_to_dlpack(const crossdock_output* output,
                                                             void* stream, void** managed_tensor);
+/// Describes memory of another library, given by a DLPack DLManagedTensor, which must outlive the
+/// use of `tensor`. It must be contiguous, in host memory or on a GPU.
+CROSSDOCK_C_API crossdock_status crossdock_tensor_from_dlpack(const void* managed_tensor,
+                                                              crossdock_tensor* tensor);
 /// The destructor of a Python capsule named "dltensor" with a managed_tensor: calls its deleter,
 /// unless a consumer has renamed the capsule.
 CROSSDOCK_C_API void crossdock_destroy_dlpack_capsule(void* capsule);

@@ -286,6 +286,7 @@ FUNCTIONS = {
     "version": "s",
     "output_release": "i p p",
     "output_to_dlpack": "i p p p",
+    "tensor_from_dlpack": "i p p",
     "destroy_dlpack_capsule": "v p",
     "group_from_threads": "i i p p",
     "group_from_mpi": "i p p p",

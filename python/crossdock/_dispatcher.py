@@ -1,7 +1,7 @@
 """Dispatchers: carry tokens to the ranks of their experts, and results back."""
 import ctypes
 from ctypes import byref
-from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ._abi import (
     CombineBackwardArgs,
@@ -23,6 +23,27 @@ from ._library import lib
 from ._owner import Shared
 from ._plan import Plan
 from ._tensor import Array, ArrayLike, Marshal, handle_in, result
+
+if TYPE_CHECKING:
+    from typing_extensions import TypedDict, Unpack
+
+    class DispatchOptions(TypedDict, total=False):
+        """The keyword arguments of dispatchers beside their sizes."""
+
+        alignment: int
+        max_rows: Optional[int]
+        placement: Optional[Sequence[int]]
+        strategy: str
+        capacity_factor: Optional[float]
+        capacity_tokens: Optional[int]
+        pad_to_capacity: bool
+        drop_policy: str
+        nonfinite: str
+        partial_sums: Union[bool, str]
+        keep_empty_segments: bool
+        max_routes_per_token: Optional[int]
+        copies: str
+
 
 DROP_POLICIES = {"position": 0, "weight": 1}
 NONFINITE = {"reject": 0, "propagate": 1}
@@ -129,30 +150,12 @@ class Dispatcher(Shared):
     """
 
     def __init__(
-        self,
-        group: Group,
-        *,
-        num_experts: int,
-        top_k: int,
-        width: int,
-        alignment: int = 1,
-        max_rows: Optional[int] = None,
-        placement: Optional[Sequence[int]] = None,
-        strategy: str = "auto",
-        capacity_factor: Optional[float] = None,
-        capacity_tokens: Optional[int] = None,
-        pad_to_capacity: bool = False,
-        drop_policy: str = "position",
-        nonfinite: str = "reject",
-        partial_sums: Union[bool, str] = False,
-        keep_empty_segments: bool = False,
-        max_routes_per_token: Optional[int] = None,
-        copies: str = "auto",
+        self, group: Group, *, num_experts: int, top_k: int, width: int, **options: "Unpack[DispatchOptions]"
     ):
         """Not collective. The configuration must be identical on every rank; the first plan checks it.
 
         num_experts, top_k, width: E, K and D
-        alignment: of segment starts, in rows: 1, 8, 16, 32, 64, 128 or 256
+        alignment: of segment starts, in rows: 1 (default), 8, 16, 32, 64, 128 or 256
         max_rows: limit on R; with it, no call waits for a GPU
         placement: [E] expert to rank; None: contiguous, as even as possible
         strategy: "auto", "direct", "hierarchical", "alltoall" or "allgather"
@@ -168,24 +171,7 @@ class Dispatcher(Shared):
         copies: copies of a token that dispatch sends between GPUs of one node: "per_route", one per row; "per_rank", one
             per rank, copied there to the token's other rows; "auto": per rank if the ranks are on several GPUs
         """
-        config = dispatch_config(
-            num_experts=num_experts,
-            top_k=top_k,
-            width=width,
-            alignment=alignment,
-            max_rows=max_rows,
-            placement=placement,
-            strategy=strategy,
-            capacity_factor=capacity_factor,
-            capacity_tokens=capacity_tokens,
-            pad_to_capacity=pad_to_capacity,
-            drop_policy=drop_policy,
-            nonfinite=nonfinite,
-            partial_sums=partial_sums,
-            keep_empty_segments=keep_empty_segments,
-            max_routes_per_token=max_routes_per_token,
-            copies=copies,
-        )
+        config = dispatch_config(num_experts=num_experts, top_k=top_k, width=width, **options)
         handle = ctypes.c_void_p()
         check(lib.dispatcher_create(group._handle, byref(config), byref(handle)))
         self._own(lib.dispatcher_destroy, handle)

@@ -272,9 +272,9 @@ def _numpy_code(dtype: Any) -> int:
 
 
 def _dlpack_in(value: Any, keep: List[Any], stream: int) -> Fields:
-    ptr, dtype, shape, device, owner = _dlpack.read(value, stream)
+    tensor, owner = _dlpack.read(value, stream)
     keep.append(owner)
-    return fields_of(ptr, dtype, shape, device)
+    return _LAYOUT.unpack_from(tensor)
 
 
 _Reader = Callable[[Any, List[Any], int], Fields]

@@ -6,44 +6,6 @@ Torch torch;
 
 namespace {
 
-int32_t dtype_of(DLDataType dtype) {
-  if (dtype.lanes != 1) return 0;
-  switch (dtype.code << 8 | dtype.bits) {
-    case kDLFloat << 8 | 64:
-      return CROSSDOCK_F64;
-    case kDLFloat << 8 | 32:
-      return CROSSDOCK_F32;
-    case kDLFloat << 8 | 16:
-      return CROSSDOCK_F16;
-    case kDLBfloat << 8 | 16:
-      return CROSSDOCK_BF16;
-    case kDLFloat8_e4m3fn << 8 | 8:
-      return CROSSDOCK_F8E4M3;
-    case kDLFloat8_e8m0fnu << 8 | 8:
-      return CROSSDOCK_E8M0;
-    case kDLInt << 8 | 64:
-      return CROSSDOCK_I64;
-    case kDLInt << 8 | 32:
-      return CROSSDOCK_I32;
-    case kDLUInt << 8 | 8:
-      return CROSSDOCK_U8;
-    case kDLBool << 8 | 8:
-      return CROSSDOCK_BOOL;
-    default:
-      return 0;
-  }
-}
-
-bool has_contiguous_strides(const DLTensor& tensor) {
-  int64_t expected = 1;
-  bool is_dense = true;
-  for (int32_t dim = tensor.ndim - 1; dim >= 0; --dim) {
-    is_dense = is_dense && (tensor.shape[dim] == 1 || tensor.strides[dim] == expected);
-    expected *= tensor.shape[dim];
-  }
-  return is_dense || expected == 0;  // without values, strides mean nothing
-}
-
 Owned call_method(PyObject* object, const char* name) {
   const Owned method(PyObject_GetAttrString(object, name));
   return Owned(method ? PyObject_CallNoArgs(method.get()) : nullptr);
@@ -57,20 +19,13 @@ bool describe(PyObject* tensor, crossdock_tensor& described, bool& is_contiguous
     PyErr_Clear();
     return false;
   }
-  const int32_t kind = given.device.device_type;
-  const int32_t dtype = dtype_of(given.dtype);
-  const bool is_on_gpu = kind == kDLCUDA || kind == kDLCUDAManaged;
-  if ((kind != kDLCPU && !is_on_gpu) || dtype == 0 || given.ndim < 1 || given.ndim > 4) {
+  namespace dlpack = crossdock::dlpack;
+  const bool is_known = dlpack::is_on_host(given) || dlpack::is_on_gpu(given);
+  if (!is_known || dlpack::dtype_of(given.dtype) == 0 || given.ndim < 1 || given.ndim > 4) {
     return false;
   }
-  described = {};
-  described.data = static_cast<char*>(given.data) + given.byte_offset;
-  for (int32_t dim = 0; dim < given.ndim; ++dim) described.shape[dim] = given.shape[dim];
-  described.num_dims = given.ndim;
-  described.dtype = dtype;
-  described.device_kind = is_on_gpu ? CROSSDOCK_CUDA : CROSSDOCK_CPU;
-  described.device_index = is_on_gpu ? given.device.device_id : 0;
-  is_contiguous = has_contiguous_strides(given);
+  described = dlpack::tensor_of(given);
+  is_contiguous = dlpack::is_contiguous(given);
   return true;
 }
 
@@ -205,22 +160,21 @@ Owned Call::output(const char* name, PyObject* like, std::initializer_list<int64
   for (const int64_t size : shape) {
     if (sizes) PyTuple_SetItem(sizes.get(), dim++, PyLong_FromLongLong(size));
   }
-  const Owned method(PyObject_GetAttrString(like, "new_empty"));
-  Owned made(sizes && method ? PyObject_Call(method.get(), sizes.get(), dtype) : nullptr);
-  return described_output(name, std::move(made), described);
+  return new_empty(name, like, sizes, dtype, described);
 }
 
 Owned Call::output_like(const char* name, PyObject* like, PyObject* dtype,
                         crossdock_tensor& described) {
   if (has_error_ || refusal_) return nullptr;
-  const Owned shape(PyObject_GetAttrString(like, "shape"));
+  const Owned shape(PyObject_GetAttr(like, torch.shape));
   const Owned sizes(shape ? PyTuple_Pack(1, shape.get()) : nullptr);
-  const Owned method(PyObject_GetAttrString(like, "new_empty"));
-  Owned made(sizes && method ? PyObject_Call(method.get(), sizes.get(), dtype) : nullptr);
-  return described_output(name, std::move(made), described);
+  return new_empty(name, like, sizes, dtype, described);
 }
 
-Owned Call::described_output(const char* name, Owned made, crossdock_tensor& described) {
+Owned Call::new_empty(const char* name, PyObject* like, const Owned& sizes, PyObject* dtype,
+                      crossdock_tensor& described) {
+  const Owned method(sizes ? PyObject_GetAttr(like, torch.new_empty) : nullptr);
+  Owned made(method ? PyObject_Call(method.get(), sizes.get(), dtype) : nullptr);
   bool is_contiguous = false;
   if (!made) {
     refuse_error(name);

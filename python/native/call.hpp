@@ -14,8 +14,8 @@
 #include <memory>
 #include <utility>
 
+#include "capi/dlpack.hpp"
 #include "crossdock/crossdock.h"
-#include "dlpack.hpp"
 
 namespace torch_calls {
 
@@ -43,6 +43,8 @@ struct Torch {
   PyObject* as_int64 = nullptr;      // {"dtype": torch.int64}
   PyObject* as_fp32 = nullptr;
   PyObject* as_fp64 = nullptr;
+  PyObject* new_empty = nullptr;  // names of methods and attributes
+  PyObject* shape = nullptr;
 };
 extern Torch torch;
 
@@ -154,7 +156,8 @@ class Call {
 
  private:
   bool finish(crossdock_status status);
-  Owned described_output(const char* name, Owned made, crossdock_tensor& described);
+  Owned new_empty(const char* name, PyObject* like, const Owned& sizes, PyObject* dtype,
+                  crossdock_tensor& described);
 
   Caller& caller_;
   Owned refusal_;           // why this call is refused

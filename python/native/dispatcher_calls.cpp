@@ -196,6 +196,7 @@ PyObject* or_none(const Owned& object) {
 PyObject* dispatch(PyObject* /*module*/, PyObject* const* args, Py_ssize_t /*num_args*/) {
   Caller* const caller = dispatcher_of(args[3]);
   if (caller == nullptr) return nullptr;
+  const Owned kept = share(caller->owner);  // the caller of Python may drop it meanwhile
   const Lock lock(*caller);
   Dispatch made(*caller, args, Py_None);
   if (!lock || !made.plan() || !made.dispatch()) return nullptr;
@@ -206,6 +207,7 @@ PyObject* dispatch(PyObject* /*module*/, PyObject* const* args, Py_ssize_t /*num
 PyObject* dispatch_scaled(PyObject* /*module*/, PyObject* const* args, Py_ssize_t /*num_args*/) {
   Caller* const caller = dispatcher_of(args[3]);
   if (caller == nullptr) return nullptr;
+  const Owned kept = share(caller->owner);  // the caller of Python may drop it meanwhile
   const Lock lock(*caller);
   Dispatch made(*caller, args, args[5]);
   if (!lock || !made.plan() || !made.dispatch()) return nullptr;
@@ -379,6 +381,7 @@ Owned new_pending(const Owned& routes, bool is_dispatch) {
 PyObject* begin_dispatch(PyObject* /*module*/, PyObject* const* args, Py_ssize_t /*num_args*/) {
   Caller* const caller = dispatcher_of(args[3]);
   if (caller == nullptr) return nullptr;
+  const Owned kept = share(caller->owner);  // the caller of Python may drop it meanwhile
   const int64_t given = PyLong_AsLongLong(args[6]);
   PyErr_Clear();  // -1, which the library refuses, as it does others that do not fit
   const auto num_chunks = static_cast<int32_t>(given >= 0 && given <= INT32_MAX ? given : -1);

@@ -1,6 +1,7 @@
 // The caller can provide every output, which then has the same values as one of the library's.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <vector>
 
 #include "capi/c_ranks.hpp"
@@ -180,6 +181,48 @@ TEST(COutputs, MemoryOfTheCallerCannotBeSharedThroughDLPack) {
   EXPECT_EQ(crossdock_output_to_dlpack(&output, nullptr, &shared), CROSSDOCK_INVALID_ARGUMENT);
   EXPECT_STREQ(crossdock_last_error(), "output.owner must not be NULL");
   EXPECT_EQ(shared, nullptr);
+}
+
+TEST(COutputs, MemoryOfOthersIsDescribedThroughDLPack) {
+  std::array<float, 12> values{};
+  std::array<int64_t, 2> shape{3, 4}, strides{4, 1};
+  DLManagedTensor given{};
+  given.data = values.data();
+  given.device_type = 1;
+  given.ndim = 2;
+  given.code = 2;
+  given.bits = 32;
+  given.lanes = 1;
+  given.shape = shape.data();
+  given.byte_offset = 4;
+  crossdock_tensor tensor{};
+  for (int64_t* of : {static_cast<int64_t*>(nullptr), strides.data()}) {
+    given.strides = of;
+    ASSERT_OK(crossdock_tensor_from_dlpack(&given, &tensor));
+    EXPECT_EQ(tensor.data, &values[1]);
+    EXPECT_EQ(tensor.num_dims, 2);
+    EXPECT_EQ(tensor.shape[1], 4);
+    EXPECT_EQ(tensor.dtype, CROSSDOCK_F32);
+    EXPECT_EQ(tensor.device_kind, CROSSDOCK_CPU);
+  }
+  strides = {1, 3};
+  EXPECT_EQ(crossdock_tensor_from_dlpack(&given, &tensor), CROSSDOCK_INVALID_ARGUMENT);
+  EXPECT_STREQ(crossdock_last_error(),
+               "tensors must be contiguous, got shape (3, 4) with strides (1, 3)");
+  given.strides = nullptr;
+  given.bits = 8;
+  EXPECT_EQ(crossdock_tensor_from_dlpack(&given, &tensor), CROSSDOCK_INVALID_ARGUMENT);
+  given.bits = 32;
+  given.device_type = 7;
+  EXPECT_EQ(crossdock_tensor_from_dlpack(&given, &tensor), CROSSDOCK_INVALID_ARGUMENT);
+  given.device_type = 2;
+  given.device_id = 3;
+  ASSERT_OK(crossdock_tensor_from_dlpack(&given, &tensor));
+  EXPECT_EQ(tensor.device_kind, CROSSDOCK_CUDA);
+  EXPECT_EQ(tensor.device_index, 3);
+  given.ndim = 0;
+  EXPECT_EQ(crossdock_tensor_from_dlpack(&given, &tensor), CROSSDOCK_INVALID_ARGUMENT);
+  EXPECT_EQ(crossdock_tensor_from_dlpack(nullptr, &tensor), CROSSDOCK_INVALID_ARGUMENT);
 }
 
 }  // namespace

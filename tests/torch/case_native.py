@@ -7,7 +7,7 @@ import sys
 import torch
 from cases import case, error_of, live_plans, random_of, random_routes, same_everywhere, tokens_of
 
-from crossdock.torch import Dispatcher, calls, native, plain
+from crossdock.torch import Dispatcher, MoELayer, calls, native, plain
 
 E, K, D = 6, 2, 4
 HAS_EXCHANGE = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")  # torch 2.10 and later
@@ -22,7 +22,7 @@ def results(made_by, dispatcher, x, routing, weights, with_row_weights):
         out = made_by.combine_unweighted(y, plan, x.shape[0])
     else:
         out = made_by.combine(y, weights, routing, plan)
-    grad_out = torch.arange(out.numel()).reshape(out.shape).to(out.dtype)
+    grad_out = torch.arange(out.numel(), device=out.device).reshape(out.shape).to(out.dtype)
     grad_y, grad_weights = made_by.combine_backward(grad_out, y, routing, plan)
     unweighted = made_by.combine_unweighted_backward(grad_out, plan, rows.shape[0])
     grad_x = made_by.dispatch_backward(grad_y, plan, x.shape[0])
@@ -146,13 +146,54 @@ def numbers_of_nothing_are_refused(rank, world):
     core = dispatcher._core
     dispatcher.close()
     for made_by in WAYS:
-        assert "the dispatcher has been closed" in str(error_of(lambda: made_by.dispatch(x, ids, weights, key, False)))  # noqa: B023
+        error = error_of(lambda: made_by.dispatch(x, ids, weights, key, False))  # noqa: B023
+        assert "the dispatcher has been closed" in str(error)
     del dispatcher, rows, core
     gc.collect()
     for made_by in WAYS:
         with contextlib.suppress(RuntimeError):
             made_by.dispatch(x, ids, weights, key, False)
             raise AssertionError("a dispatcher that does not exist was used")
+
+
+# ---- Layers ----
+
+OPTIONS = dict(expert_bias=True, router_bias=True, bias=True, shared_inner=5, aux_loss_coeffs={"batch": 0.5}, z_loss_coeff=0.25)
+
+
+def layer_results(layer, x, mask, delay_dw=False):
+    """Results of a forward and a backward of the library's layer, by the module and by the plain calls."""
+    with torch.no_grad():
+        parameters = (layer.router.weight, layer.router.bias, *layer._parameters_of_experts())
+        tensors = (x, *parameters, layer.expert_bias, mask, None, None, None)
+        library, for_module = layer._state.layer_of(x.dtype, True)
+        grad_out = torch.arange(x.numel(), device=x.device).reshape(x.shape).to(x.dtype) / x.numel()
+        wanted = [True, *(index % 3 > 0 for index in range(1, 10))]
+        found = []
+        for made_by in [plain] if native.module is None else [native, plain]:
+            called = library if made_by is plain else for_module
+            out, losses, saved = made_by.layer_forward(called, tensors, 1, 0, 0, None, True)
+            grads = made_by.layer_backward(called, tensors[:12], grad_out, saved, wanted, 0.5, delay_dw)
+            made = [*grads[3:]]
+            if delay_dw:
+                chosen = tuple(given if want else None for given, want in zip(parameters[2:], wanted[2:]))
+                assert made == [None] * 8
+                made = [*made_by.layer_backward_dw(called, x, grad_out, saved, chosen)]
+            assert [grad is not None for grad in grads[1:3]] + [grad is not None for grad in made] == wanted
+            assert len(losses) == 5 and saved is not None
+            found.append([out, *grads[:3], *made, torch.tensor(losses)])
+        return found
+
+
+@case(1, 2)
+def layers_are_those_of_the_plain_calls(rank, world):
+    for dtype, delay_dw in itertools.product((torch.float64, torch.float32, torch.bfloat16), (False, True)):
+        torch.manual_seed(0)
+        layer = MoELayer(num_experts=E, top_k=K, width=D, inner=8, dtype=dtype, delay_dw=delay_dw, **OPTIONS)
+        x = torch.randn((5, D), generator=random_of(rank)).to(dtype)
+        found = layer_results(layer, x.t().contiguous().t(), torch.arange(5) == 2, delay_dw)
+        assert_same(found[0], found[-1])
+        assert all(grad is None or grad.dtype == dtype for grad in found[0][:-1])
 
 
 # ---- Leaks ----

@@ -82,6 +82,13 @@ def first_blocks(page, folder):
     return "\n".join(code)
 
 
+def dispatcher_block(page):
+    """The block of the page that uses a dispatcher."""
+    (code,) = [code for code in python_blocks(page) if "import Dispatcher" in code]
+    begin = "import torch\nimport torch.distributed as dist\ndist.init_process_group('gloo')\ntorch.manual_seed(dist.get_rank())\n"
+    return begin + code + "dist.destroy_process_group()\n"
+
+
 def check_first_blocks(outputs):
     for output in outputs:
         first, again, bias = map(float, re.search(r"loss (\S+) (\S+) (\S+)", output).groups())
@@ -105,6 +112,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         scripts = {"readme_training": training[0], "tutorial_comparison": comparison[0], "readme_layer": as_program(two_lines)}
         scripts["pytorch_page"] = first_blocks("docs/pytorch.md", f"{folder}/checkpoint")
+        scripts["pytorch_dispatcher"] = dispatcher_block("docs/pytorch.md")
         for name, code in scripts.items():
             (pathlib.Path(folder) / f"{name}.py").write_text(code)
         files = [*(pathlib.Path(folder) / f"{name}.py" for name in scripts), ROOT / "examples" / "08_torch.py", *steps]
@@ -113,6 +121,8 @@ def main():
     check_comparison(printed["tutorial_comparison"])
     check_first_blocks(printed["pytorch_page"])
     check_example(printed["08_torch"])
+    for output in printed["pytorch_dispatcher"]:
+        assert "experts 0 to 3" in output and "torch.float8_e4m3fn" in output, printed
     assert printed["readme_layer"] == ["torch.Size([3, 512])\n"] * WORLD, printed
     for step in steps:  # each checks its own results
         assert printed[step.stem][0], f"{step.name} printed nothing"

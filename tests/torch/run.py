@@ -33,7 +33,7 @@ SETS = {  # modules, and the numbers of ranks that they have cases for, in this 
     "megatron": (["case_layer_megatron", "case_megatron"], [1, 2, 4]),  # last: it changes torch, to run on the CPU
     "transformers": (["case_hf_experts"], [1]),  # 5.20 or later
     "transformers-parallel": (["case_hf_parallel"], [2, 4]),  # 5.23 or later
-    "cuda": (["case_cuda", "case_cuda_fp8", "case_cuda_layer"], [1, 2]),
+    "cuda": (["case_cuda", "case_cuda_calls", "case_cuda_fp8", "case_cuda_layer"], [1, 2]),
     "cuda-frameworks": (["case_cuda_megatron", "case_cuda_titan"], [1, 2]),
 }
 

@@ -1,5 +1,5 @@
 """Dispatcher: carries tokens to the ranks of their experts, and the results back, with gradients."""
-from typing import Any, List, NamedTuple, NoReturn, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, List, NamedTuple, NoReturn, Optional, Tuple
 
 import torch
 
@@ -13,6 +13,11 @@ from .groups import group_of
 from .pending import Pending, PendingDispatch
 from .registration import is_transformed, transform_error
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from crossdock._dispatcher import DispatchOptions
+
 
 class Handle(NamedTuple):
     """One routing, agreed by all ranks, which `combine` needs. You may keep it, pass it on, or drop it at any time."""
@@ -25,7 +30,7 @@ class Handle(NamedTuple):
 class Dispatched(NamedTuple):
     """The result of `dispatch`: R rows, grouped by local expert in ascending order."""
 
-    rows: torch.Tensor  #: [R, D] dtype of x
+    rows: torch.Tensor  #: [R, D] dtype of x; with wire="fp8" as wire_rows says
     row_weights: Optional[torch.Tensor]  #: [R] dtype of weights; 0 in pad rows. None with row_weights=False
     tokens_per_expert: torch.Tensor  #: [E_local] int64, on the device of x: rows of each expert, pad rows included
     handle: Handle
@@ -83,45 +88,14 @@ class Dispatcher(Shared):
         num_experts: int,
         top_k: int,
         width: int,
-        alignment: int = 1,
-        max_rows: Optional[int] = None,
-        placement: Optional[Sequence[int]] = None,
-        strategy: str = "auto",
-        capacity_factor: Optional[float] = None,
-        capacity_tokens: Optional[int] = None,
-        pad_to_capacity: bool = False,
-        drop_policy: str = "position",
-        nonfinite: str = "propagate",
-        partial_sums: Union[bool, str] = False,
-        keep_empty_segments: bool = False,
-        max_routes_per_token: Optional[int] = None,
-        copies: str = "auto",
         wire: Optional[str] = None,
         wire_rows: str = "bf16",
+        **options: "Unpack[DispatchOptions]",
     ):
         fp8.check_wire(wire, wire_rows)
         self._wire, self._keeps_fp8 = wire, wire_rows == "fp8"
-        self._core: Optional[Core] = Core(
-            group_of(group),
-            dict(
-                num_experts=num_experts,
-                top_k=top_k,
-                width=width,
-                alignment=alignment,
-                max_rows=max_rows,
-                placement=placement,
-                strategy=strategy,
-                capacity_factor=capacity_factor,
-                capacity_tokens=capacity_tokens,
-                pad_to_capacity=pad_to_capacity,
-                drop_policy=drop_policy,
-                nonfinite=nonfinite,
-                partial_sums=partial_sums,
-                keep_empty_segments=keep_empty_segments,
-                max_routes_per_token=max_routes_per_token,
-                copies=copies,
-            ),
-        )
+        sizes = dict(num_experts=num_experts, top_k=top_k, width=width)
+        self._core: Optional[Core] = Core(group_of(group), {"nonfinite": "propagate", **sizes, **options})
         self._key = self._core.key
 
     @property
@@ -163,8 +137,8 @@ class Dispatcher(Shared):
             return Dispatched(rows, sent if row_weights else None, counts, Handle(plan, expert_ids, weights))
         x, scales = self._tokens(x, expert_ids, weights)
         *made, row_scales = calls.dispatch_scaled(x, expert_ids, weights, self._key, row_weights, scales)
-        made = ops.arrived(x, expert_ids, weights, made, row_weights)
-        return Dispatched(*made[:3], Handle(made[3], expert_ids, weights), row_scales)
+        rows, sent, counts, plan = ops.arrived(x, expert_ids, weights, made, row_weights)
+        return Dispatched(rows, sent, counts, Handle(plan, expert_ids, weights), row_scales)
 
     def begin_dispatch(
         self, x: Any, expert_ids: torch.Tensor, weights: torch.Tensor, *, row_weights: bool = True, num_chunks: int = 1

@@ -1,6 +1,6 @@
 """A mixture-of-experts layer: router, dispatch, experts, combine."""
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -20,10 +20,12 @@ from .tensors import view_of, weights_dtype
 from .whole_layer import LayerState, delayed_gradients, whole_layer
 
 if TYPE_CHECKING:
-    from typing_extensions import TypedDict, Unpack
+    from typing_extensions import Unpack
 
-    class LayerOptions(TypedDict, total=False):
-        """The keyword arguments of MoELayer that are not spelled out there."""
+    from crossdock._dispatcher import DispatchOptions as OptionsOfDispatch
+
+    class LayerOptions(OptionsOfDispatch, total=False):
+        """The keyword arguments of MoELayer that are not spelled out there, beside those of Dispatcher."""
 
         num_groups: int
         group_top_k: int
@@ -55,19 +57,6 @@ if TYPE_CHECKING:
         sequence_group: Any
         replicated_over: Any
         allow_equal_tokens: bool
-        alignment: int
-        max_rows: Optional[int]
-        placement: Optional[Sequence[int]]
-        strategy: str
-        capacity_factor: Optional[float]
-        capacity_tokens: Optional[int]
-        pad_to_capacity: bool
-        drop_policy: str
-        nonfinite: str
-        partial_sums: Union[bool, str]
-        keep_empty_segments: bool
-        max_routes_per_token: Optional[int]
-        copies: str
 
 
 MOST_EXPERTS, MOST_ROUTES = 1024, 32  # limits of the library's router on a GPU

@@ -1,6 +1,6 @@
-"""The calls of dispatchers and layers in Python, for machines without the compiled module (native.py), which has the same functions."""
+"""The calls of dispatchers and layers in Python, where there is no compiled module (native.py). It has the same functions."""
 import ctypes
-from typing import Any, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
@@ -10,7 +10,8 @@ from crossdock._library import lib
 
 from . import kept
 from .core import Core, core_of
-from .tensors import by_map, contiguous, empty, gradient_memory, is_captured, rows_on_device, stream_of, usable_weights, view_of, weights_dtype
+from .tensors import by_map, contiguous, empty, gradient_memory, is_captured, rows_on_device, stream_of
+from .tensors import usable_weights, view_of, weights_dtype
 
 
 class Routes(NamedTuple):
@@ -61,162 +62,123 @@ def _rows_per_expert(plan: crossdock.Plan) -> torch.Tensor:
     return torch.tensor(starts, dtype=torch.int64, device="cpu").diff()
 
 
-def _empty_rows(like: torch.Tensor, routes: Routes, is_torchs: bool = False) -> Tuple[Optional[torch.Tensor], Any]:
-    """Memory for rows [R, D], as a tensor and as an argument. None: the library provides it, as on the CPU: other ranks
-    write there directly, combine reads there without a copy, and it is reused. On a GPU torch does, because it knows the
-    streams that use the memory."""
-    num_rows = routes.plan.capacity_rows
-    return empty(like, (num_rows, routes.core.width)) if like.is_cuda or is_torchs or num_rows == 0 else (None, None)
-
-
 def _plan(x: torch.Tensor, routing: torch.Tensor, weights: torch.Tensor, core: Core) -> Routes:
     _use_stream(core.dispatcher, x)
     routes = {"map" if routing.dtype == torch.bool else "expert_ids": _view(routing)}
     return Routes(core, core.dispatcher.plan(weights=view_of(usable_weights(weights, x.dtype)), **routes))
 
 
-def _outputs(x: torch.Tensor, routes: Routes, with_row_weights: bool, scales: Optional[torch.Tensor]) -> Tuple:
-    """Tensors and arguments for the row weights and the scales."""
-    num_rows, weights, row_scales = routes.plan.capacity_rows, (None, False), (None, None)
-    if with_row_weights:
-        weights = empty(x, (num_rows,), weights_dtype(x.dtype))
-    if scales is not None:
-        row_scales = empty(scales, (num_rows, *scales.shape[1:]))
-    return weights, row_scales
+def _call(name: str, routes: Routes, inputs: Sequence, outputs: Dict[str, Tuple], **options: Any) -> Tuple[Any, ...]:
+    """A call with a plan. Inputs may be None; the first one has the device. outputs: the tensors that new ones are like, shapes
+    and dtypes, by the names of the dispatcher.
 
-
-def _results(x, weights, routes, row_weights) -> Tuple:
-    """What a dispatch returns after the rows."""
-    if is_captured(x):
-        routes.core.captured.append(routes)
-    if row_weights is not None and row_weights.dtype != weights.dtype:
-        row_weights = row_weights.to(weights.dtype)
-    return row_weights, _rows_per_expert(routes.plan), kept.tensor_owning(routes)
+    Outputs are torch's memory, because torch knows the streams that use it. Only rows on the CPU are the library's: other ranks
+    write there directly, combine reads there without a copy, and it is reused."""
+    dispatcher, like = routes.core.dispatcher, inputs[0]
+    with routes.core.lock:
+        _use_stream(dispatcher, like)
+        made, given = {}, {}
+        for output, (of, shape, dtype) in outputs.items():
+            if not output.endswith("rows") or like.is_cuda or shape[0] == 0:
+                made[output], given[output] = empty(of, shape, dtype)
+        results = getattr(dispatcher, name)(routes.plan, *map(_view, inputs), **given, **options)
+    return tuple(made[output] if output in made else torch.from_dlpack(getattr(results, output)) for output in outputs)
 
 
 def dispatch_scaled(x, routing, weights, dispatcher, with_row_weights, scales) -> Tuple:
     core = core_of(dispatcher)
     with core.lock:
         routes = _plan(x, routing, weights, core)
-        rows, memory = _empty_rows(x, routes)
-        (row_weights, of_weights), (row_scales, of_scales) = _outputs(x, routes, with_row_weights, scales)
-        made = core.dispatcher.dispatch(
-            routes.plan, _view(x), _view(scales), row_weights=of_weights, rows=memory, row_scales=of_scales
-        )
-    rows = torch.from_dlpack(made.rows) if rows is None else rows
-    return (rows, *_results(x, weights, routes, row_weights), row_scales)
+        num_rows = routes.plan.capacity_rows
+        outputs: Dict[str, Tuple] = {"rows": (x, (num_rows, core.width), None)}
+        if with_row_weights:
+            outputs["row_weights"] = (x, (num_rows,), weights_dtype(x.dtype))
+        if scales is not None:
+            outputs["row_scales"] = (scales, (num_rows, *scales.shape[1:]), None)
+        made = dict(zip(outputs, _call("dispatch", routes, (x, scales), outputs)))
+    if is_captured(x):
+        core.captured.append(routes)
+    row_weights = made.get("row_weights")
+    if row_weights is not None and row_weights.dtype != weights.dtype:
+        row_weights = row_weights.to(weights.dtype)
+    counts = _rows_per_expert(routes.plan)
+    return made["rows"], row_weights, counts, kept.tensor_owning(routes), made.get("row_scales")
 
 
 def dispatch(x, routing, weights, dispatcher, with_row_weights) -> Tuple:
     return dispatch_scaled(x, routing, weights, dispatcher, with_row_weights, None)[:4]
 
 
-# ---- Calls with a plan ----
-
-
-def _move(name: str, source: torch.Tensor, routes: Routes, width: int, **options: Any) -> torch.Tensor:
-    """A call with one input and one output [T, width]."""
-    core = routes.core
-    with core.lock:
-        _use_stream(core.dispatcher, source)
-        target, memory = empty(source, (routes.num_tokens, width))
-        output = {"dispatch_backward": "grad_x", "combine": "out", "collect_routes": "routes"}[name]
-        getattr(core.dispatcher, name)(routes.plan, _view(source), **{output: memory}, **options)
-    return target
-
-
 def dispatch_backward(grad_rows, plan, num_tokens) -> torch.Tensor:
     routes = routes_of(plan)
-    return _move("dispatch_backward", grad_rows, routes, routes.core.width)
+    outputs = {"grad_x": (grad_rows, (routes.num_tokens, routes.core.width), None)}
+    return _call("dispatch_backward", routes, (grad_rows,), outputs)[0]
 
 
-def combine(y, weights, routing, plan) -> torch.Tensor:
+def combine(y, weights, routing, plan, weighted=True) -> torch.Tensor:
     routes = routes_of(plan)
-    return _move("combine", y, routes, routes.core.width)
+    outputs = {"out": (y, (routes.num_tokens, routes.core.width), None)}
+    return _call("combine", routes, (y,), outputs, weighted=weighted)[0]
 
 
 def combine_unweighted(y, plan, num_tokens) -> torch.Tensor:
-    routes = routes_of(plan)
-    return _move("combine", y, routes, routes.core.width, weighted=False)
-
-
-def collect_routes(values, routing, plan) -> torch.Tensor:
-    routes = routes_of(plan)
-    return by_map(_move("collect_routes", values, routes, routes.plan.top_k), routing)
+    return combine(y, None, None, plan, weighted=False)
 
 
 def combine_backward(grad_out, y, routing, plan) -> Tuple[torch.Tensor, torch.Tensor]:
     routes = routes_of(plan)
-    core = routes.core
-    with core.lock:
-        _use_stream(core.dispatcher, y)
-        grad_y, memory = _empty_rows(y, routes)
-        by_slot, of_slots = empty(y, (routes.num_tokens, routes.plan.top_k), weights_dtype(y.dtype))
-        made = core.dispatcher.combine_backward(
-            routes.plan, _view(grad_out), _view(y), grad_rows=memory, grad_weights=of_slots
-        )
-    return torch.from_dlpack(made.grad_rows) if grad_y is None else grad_y, by_map(by_slot, routing)
+    outputs = {
+        "grad_rows": (y, (routes.plan.capacity_rows, routes.core.width), None),
+        "grad_weights": (y, (routes.num_tokens, routes.plan.top_k), weights_dtype(y.dtype)),
+    }
+    grad_rows, by_slot = _call("combine_backward", routes, (grad_out, y), outputs)
+    return grad_rows, by_map(by_slot, routing)
 
 
 def combine_unweighted_backward(grad_out, plan, num_rows) -> torch.Tensor:
     routes = routes_of(plan)
-    core = routes.core
-    with core.lock:
-        _use_stream(core.dispatcher, grad_out)
-        rows, memory = _empty_rows(grad_out, routes)
-        made = core.dispatcher.dispatch(routes.plan, _view(grad_out), rows=memory)
-    return torch.from_dlpack(made.rows) if rows is None else rows
+    outputs = {"rows": (grad_out, (routes.plan.capacity_rows, routes.core.width), None)}
+    return _call("dispatch", routes, (grad_out,), outputs)[0]
 
 
-# ---- Calls in two halves ----
+def collect_routes(values, routing, plan) -> torch.Tensor:
+    routes = routes_of(plan)
+    outputs = {"routes": (values, (routes.num_tokens, routes.plan.top_k), None)}
+    return by_map(_call("collect_routes", routes, (values,), outputs)[0], routing)
 
 
-class _Begun(NamedTuple):
-    core: Core
-    call: Any  #: crossdock's Pending
-    like: torch.Tensor  #: of the device
+# ---- Calls in two halves: here they are complete at once ----
+
+
+class _Begun:
+    """A call that has been made."""
+
+    def __init__(self, core: Core):
+        self.core = core
+        self.chunks = iter([(0, core.num_local_experts)])
 
 
 def begin_dispatch(x, routing, weights, dispatcher, with_row_weights, scales, num_chunks) -> Tuple:
     core = core_of(dispatcher)
-    with core.lock:
-        routes = _plan(x, routing, weights, core)
-        rows, memory = _empty_rows(x, routes, is_torchs=True)
-        (row_weights, of_weights), (row_scales, of_scales) = _outputs(x, routes, with_row_weights, scales)
-        call = core.dispatcher.begin_dispatch(
-            *(routes.plan, _view(x), _view(scales)),
-            row_weights=of_weights,
-            rows=memory,
-            row_scales=of_scales,
-            num_chunks=num_chunks,
-        )
-    return (_Begun(core, call, x), rows, *_results(x, weights, routes, row_weights), row_scales)
+    if not 0 <= num_chunks < 2**31:
+        core.refuse(ValueError(f"num_chunks must be in [0, {2**31 - 1}], got {num_chunks}"))
+    return (_Begun(core), *dispatch_scaled(x, routing, weights, dispatcher, with_row_weights, scales))
 
 
 def begin_combine(y, plan) -> Tuple[_Begun, torch.Tensor]:
-    routes = routes_of(plan)
-    core = routes.core
-    with core.lock:
-        _use_stream(core.dispatcher, y)
-        out, memory = empty(y, (routes.num_tokens, core.width))
-        return _Begun(core, core.dispatcher.begin_combine(routes.plan, _view(y), out=memory), y), out
+    return _Begun(routes_of(plan).core), combine(y, None, None, plan)
 
 
 def next_chunk(begun: _Begun) -> Optional[Tuple[int, int]]:
-    with begun.core.lock:
-        _use_stream(begun.core.dispatcher, begun.like)
-        chunk = next(begun.call.chunks(), None)
-    return None if chunk is None else chunk[1:]
+    return next(begun.chunks, None)
 
 
 def finish(begun: _Begun) -> None:
-    with begun.core.lock:
-        _use_stream(begun.core.dispatcher, begun.like)
-        begun.call.finish()
+    begun.core.dispatcher.check()
 
 
 def drop(begun: _Begun) -> None:
-    begun.call.close()
+    pass
 
 
 # ---- Calls of a layer ----

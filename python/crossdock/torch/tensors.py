@@ -21,7 +21,7 @@ for _name, _dtype in (("float8_e4m3fn", crossdock.DType.F8E4M3), ("float8_e8m0fn
         _CODES[getattr(torch, _name)] = int(_dtype)
 
 
-def view_of(tensor: torch.Tensor) -> Memory:
+def view_of(tensor: torch.Tensor) -> Any:
     """The memory of a contiguous tensor, as an argument of the library's calls.
 
     A rank must not raise before a collective call: the others would wait for it. So a tensor that the library cannot

@@ -165,13 +165,13 @@ def _forward(
     return out, saved
 
 
-def _layer(*inputs: Any) -> Tuple[torch.Tensor, torch.Tensor]:
+def _layer(*inputs: Any) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
     """x [T, D] -> out [T, D] and, if `keep`, values for backward. Parameters as in MoELayer."""
     keep, state = inputs[-1], state_of(inputs[_T])
     with state.lock:
         earlier = state.earlier
         out, saved = _forward(state, inputs, keep, earlier)
-    return out, kept.tensor_of(saved, earlier) if keep else kept.like_kept()
+    return out, kept.tensor_of(saved, earlier) if keep else None
 
 
 def _layer_backward(grad_out: torch.Tensor, saved: torch.Tensor, *inputs: Any) -> Tuple[Optional[torch.Tensor], ...]:
@@ -215,8 +215,15 @@ _T = _TENSORS.count("Tensor")
 _KNOWN = slice(2 + _P, 6 + _P)  # mask, sequence_ids, forced_ids and token_ids
 
 
+# Operators return tensors only.
+
+
+def _operator(*inputs: Any) -> Tuple[torch.Tensor, torch.Tensor]:
+    out, saved = _layer(*inputs)
+    return out, kept.like_kept() if saved is None else saved
+
+
 def _backward_operator(*inputs: Any) -> Tuple[torch.Tensor, ...]:
-    """Operators return tensors only: empty ones for None."""
     likes = (inputs[2] if given is None else given for given in inputs[2 : 3 + _P])
     return tuple(like.new_empty(0) if grad is None else grad for grad, like in zip(_layer_backward(*inputs), likes))
 
@@ -262,6 +269,7 @@ whole_layer = define(
     _fake_layer,
     _save,
     _gradient,
+    _operator,
     refuse=_refuse,
 )
 whole_layer_backward = define(
