@@ -37,6 +37,11 @@ std::vector<StepResult> run_cuda_products(const Scenario& scenario, const Repeat
   refuse(scenario);
 }
 
+std::vector<StepResult> run_cuda_quantise(const Scenario& scenario, const Repeats& /*repeats*/,
+                                          bool /*check*/) {
+  refuse(scenario);
+}
+
 GpuDescription describe_gpu() {
   return {};
 }

@@ -18,6 +18,7 @@
 #include "bench/workload.hpp"
 #include "crossdock/cuda.hpp"
 #include "crossdock/dispatcher.hpp"
+#include "crossdock/fp8.hpp"
 #include "crossdock/threads.hpp"
 
 namespace crossdock::bench {
@@ -67,7 +68,17 @@ class CudaMover final : public Mover {
     check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     plan();
     fill_rows();
+    if (has_fp8_steps(s)) {
+      values_ = device_tensor(DType::kF8E4M3, shape, stream);
+      scales_ = device_tensor(DType::kF32, {s.tokens, num_fp8_scales(s)}, stream);
+      back_ = device_tensor(s.dtype, rows_.view.shape, stream);
+      quantise();
+    }
   }
+
+  // Rows in fp8 with a scale per 128 values, for tokens in bf16.
+  static bool has_fp8_steps(const Scenario& s) { return s.dtype == DType::kBF16; }
+  static int64_t num_fp8_scales(const Scenario& s) { return (s.width + 127) / 128; }
 
   void plan() override {
     plan_ = dispatcher_.plan({.expert_ids = expert_ids_.view, .weights = weights_.view});
@@ -75,6 +86,20 @@ class CudaMover final : public Mover {
   void dispatch() override { sent_ = dispatcher_.dispatch(plan_, {.x = x_.view}); }
   /// Writes to existing rows, to time a dispatch without a plan.
   void dispatch_again() { dispatcher_.dispatch(plan_, {.x = x_.view, .rows = rows_.view}); }
+  void quantise() {
+    quantise_rows(
+        {.x = x_.view, .values = values_.view, .scales = scales_.view, .stream = {stream_}});
+  }
+  void dispatch_fp8() {
+    sent_fp8_ = dispatcher_.dispatch(plan_, {.x = values_.view, .scales = scales_.view});
+  }
+  /// The rows of dispatch_fp8 in bf16.
+  void dequantise() {
+    dequantise_rows({.values = sent_fp8_.rows.view,
+                     .scales = sent_fp8_.row_scales.view,
+                     .out = back_.view,
+                     .stream = {stream_}});
+  }
   void combine() override { dispatcher_.combine(plan_, y_.view, out_.view); }
   void combine_backward() override {
     grads_ = dispatcher_.combine_backward(plan_, grad_out_.view, y_.view);
@@ -82,7 +107,7 @@ class CudaMover final : public Mover {
   void dispatch_backward() override { dispatcher_.dispatch_backward(plan_, y_.view, grad_x_.view); }
 
   /// Keeps the tensors that a captured graph uses.
-  void keep() { kept_.push_back({plan_, sent_, grads_}); }
+  void keep() { kept_.push_back({plan_, sent_, sent_fp8_, grads_}); }
 
   /// Copies results to the host and compares them.
   void check() {
@@ -109,6 +134,7 @@ class CudaMover final : public Mover {
   struct Kept {
     Plan plan;
     DispatchResult sent;
+    DispatchResult sent_fp8;
     CombineBackwardResult grads;
   };
 
@@ -134,6 +160,9 @@ class CudaMover final : public Mover {
   OwnedTensor expert_ids_, weights_, x_, grad_out_, out_, grad_x_, y_, rows_;
   Plan plan_;
   DispatchResult sent_;
+  OwnedTensor values_, scales_;  // x in fp8
+  DispatchResult sent_fp8_;
+  OwnedTensor back_;
   CombineBackwardResult grads_;
   std::vector<Kept> kept_;
   OwnedTensor host_rows_, host_out_, host_grad_rows_, host_grad_x_;
@@ -185,7 +214,7 @@ std::vector<Step> steps_of(const Scenario& s, CudaMover& mover, const LinkRows& 
     mover.dispatch();
     mover.combine();
   };
-  return {
+  std::vector<Step> steps = {
       {.name = "nothing", .bytes = 0, .run = [] {}},  // the overhead of timing
       {.name = "plan", .bytes = s.ranks * s.tokens * s.top_k * route_bytes, .run = plan},
       {.name = "dispatch", .bytes = once, .link_bytes = crosses_there, .run = dispatch_again},
@@ -200,6 +229,26 @@ std::vector<Step> steps_of(const Scenario& s, CudaMover& mover, const LinkRows& 
        .link_bytes = gradients_cross,
        .run = [&] { mover.combine_backward(); }},
       {.name = "plan+disp.+combine", .bytes = 2 * once, .link_bytes = crosses_both, .run = step}};
+  if (CudaMover::has_fp8_steps(s)) {
+    const int64_t T = s.ranks * s.tokens;
+    const int64_t fp8_row_bytes = s.width + 4 * CudaMover::num_fp8_scales(s);
+    const int64_t fp8_once = T * (1 + s.top_k) * fp8_row_bytes;
+    const int64_t fp8_crosses = there.most_one_way() * fp8_row_bytes;
+    const auto cast_and_dispatch = [&] {
+      mover.quantise();
+      mover.dispatch_fp8();
+      mover.dequantise();
+    };
+    steps.push_back(
+        {.name = "dispatch fp8", .bytes = fp8_once, .link_bytes = fp8_crosses, .run = [&] {
+           mover.dispatch_fp8();
+         }});
+    steps.push_back({.name = "quant.+disp.+deq.",
+                     .bytes = fp8_once + T * (1 + s.top_k) * (row_bytes + fp8_row_bytes),
+                     .link_bytes = fp8_crosses,
+                     .run = cast_and_dispatch});
+  }
+  return steps;
 }
 
 // Calls whose time on the caller's thread is measured.

@@ -47,4 +47,8 @@ std::vector<StepResult> run_cuda_overlap(const Scenario& scenario, const Repeats
 std::vector<StepResult> run_cuda_products(const Scenario& scenario, const Repeats& repeats,
                                           bool check);
 
+/// Measures a scenario of kind kCudaQuantise. Throws like run_cuda_move.
+std::vector<StepResult> run_cuda_quantise(const Scenario& scenario, const Repeats& repeats,
+                                          bool check);
+
 }  // namespace crossdock::bench

@@ -49,7 +49,7 @@ std::vector<std::string> wanted_communicators(const Selection& selection) {
 
 std::vector<std::string> strategies_of(const Scenario& scenario, const Selection& selection) {
   if (scenario.kind == ScenarioKind::kExperts || scenario.kind == ScenarioKind::kCudaProducts ||
-      scenario.kind == ScenarioKind::kAgree) {
+      scenario.kind == ScenarioKind::kCudaQuantise || scenario.kind == ScenarioKind::kAgree) {
     return {"none"};
   }
   if (scenario.runs_on_gpu()) return {"direct"};
@@ -109,6 +109,8 @@ CudaResult run_on_gpu(const Scenario& scenario, const RunOptions& options) {
       return {.steps = run_cuda_overlap(scenario, options.repeats, options.check)};
     case ScenarioKind::kCudaProducts:
       return {.steps = run_cuda_products(scenario, options.repeats, options.check)};
+    case ScenarioKind::kCudaQuantise:
+      return {.steps = run_cuda_quantise(scenario, options.repeats, options.check)};
     default:
       return run_cuda_move(scenario, options.repeats, options.check);
   }

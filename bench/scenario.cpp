@@ -144,6 +144,20 @@ void add_gpu_layers(ScenarioList& list) {
   }
 }
 
+void add_quantise(ScenarioList& list) {
+  const auto add = [&](const char* name, const std::string& bytes, int64_t T, int64_t D) {
+    Scenario& s =
+        list.add(name, "rows to fp8 and back on a GPU, " + bytes + " in bf16", {1, T, D, 1, 1});
+    s.kind = ScenarioKind::kCudaQuantise;
+    s.dtype = DType::kBF16;
+  };
+  add("quantise-8mb", "8 MB", 560, 7168);
+  add("quantise-64mb", "64 MB", 4480, 7168);
+  add("quantise-512mb", "512 MB", 35840, 7168);
+  add("quantise-2gb", "2 GB", 143360, 7168);
+  add("quantise-ragged", "512 MB of rows with a short last group,", 89600, 2880);
+}
+
 void add_scales(ScenarioList& list) {
   for (const int64_t T : {4096, 16384, 65536}) {
     Size size = kNarrow;
@@ -171,6 +185,7 @@ std::vector<Scenario> make_scenarios() {
   add_agree(list);
   add_gpu_moves(list);
   add_gpu_layers(list);
+  add_quantise(list);
   add_scales(list);
   add_custom(list);
   return list.take();

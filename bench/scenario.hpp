@@ -18,6 +18,7 @@ enum class ScenarioKind : uint8_t {
   kCudaLayer,     // the same and its steps on a GPU, on one rank
   kCudaOverlap,   // dispatch beside experts of a layer on a GPU, on one rank
   kCudaProducts,  // the experts' products alone on a GPU, on one rank
+  kCudaQuantise,  // quantise_rows and dequantise_rows on a GPU, on one rank
   kAgree          // Group::agree alone, which moves no rows
 };
 
@@ -43,12 +44,12 @@ struct Scenario {
 
   bool runs_on_gpu() const {
     return kind == ScenarioKind::kCudaMove || kind == ScenarioKind::kCudaLayer ||
-           kind == ScenarioKind::kCudaOverlap || kind == ScenarioKind::kCudaProducts;
+           kind == ScenarioKind::kCudaOverlap || kind == ScenarioKind::kCudaProducts ||
+           kind == ScenarioKind::kCudaQuantise;
   }
   /// Whether the number of ranks is always 1.
   bool has_one_rank() const {
-    return kind == ScenarioKind::kExperts || kind == ScenarioKind::kCudaLayer ||
-           kind == ScenarioKind::kCudaOverlap || kind == ScenarioKind::kCudaProducts;
+    return kind == ScenarioKind::kExperts || (runs_on_gpu() && kind != ScenarioKind::kCudaMove);
   }
   int64_t element_bytes() const { return size_of(dtype); }
   /// T * D and T * K * D elements of all ranks together, in bytes.

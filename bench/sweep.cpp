@@ -103,6 +103,7 @@ void check_dtype(const Scenario& s) {
     case ScenarioKind::kCudaLayer:
     case ScenarioKind::kCudaOverlap:
     case ScenarioKind::kCudaProducts:
+    case ScenarioKind::kCudaQuantise:
       return require_dtype(s, DType::kBF16);
     default:
       return;

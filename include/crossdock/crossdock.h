@@ -203,6 +203,7 @@ static inline crossdock_tensor crossdock_tensor_1d(const void* data, int32_t dty
 #include "crossdock/c/group.h"
 #include "crossdock/c/dispatcher.h"
 #include "crossdock/c/experts.h"
+#include "crossdock/c/fp8.h"
 #include "crossdock/c/layer.h"
 #include "crossdock/c/mesh.h"
 #include "crossdock/c/planner.h"

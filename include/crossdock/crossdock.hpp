@@ -11,6 +11,7 @@
 ///   SequenceShard  the tokens of one rank among those of all; packed sequences (sequence.hpp)
 ///   Router      scores, top-k and losses of one rank's tokens; also usable without a layer
 ///   Experts     a grouped MLP over the rows of a plan; also usable without a layer
+///   quantise_rows  rows to fp8 with a scale per group of values, and back (fp8.hpp)
 ///   plan_job    traffic, memory and time of a job before it starts (planner.hpp)
 ///
 /// Start with examples/01_single_process.cpp. Two folders are for authors of strategies and
@@ -29,6 +30,7 @@
 #include "crossdock/error.hpp"
 #include "crossdock/expert_shards.hpp"
 #include "crossdock/experts.hpp"
+#include "crossdock/fp8.hpp"
 #include "crossdock/group.hpp"
 #include "crossdock/mesh.hpp"
 #include "crossdock/moe_layer.hpp"

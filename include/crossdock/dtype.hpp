@@ -116,8 +116,26 @@ CROSSDOCK_HOST_DEVICE constexpr F16 to_f16(float value) {
   return F16{static_cast<uint16_t>(sign | result)};
 }
 
-/// Rounds to nearest even; values beyond the largest finite one (448) saturate to it.
-CROSSDOCK_API F8E4M3 to_f8e4m3(float value);
+/// Rounds to nearest even; values beyond the largest finite one (448) saturate to it. A NaN keeps
+/// its sign. Branch-free, so loops over it vectorise.
+CROSSDOCK_HOST_DEVICE constexpr F8E4M3 to_f8e4m3(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t sign = (bits >> 24) & 0x80u;
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  constexpr uint32_t kSmallestNormal = 0x3c800000u;  // 2^-6
+  constexpr uint32_t kLargest = 0x7eu;               // 448
+  // Normal results: rebias the exponent and round the 20 bits that fall off.
+  const uint32_t normal = (magnitude - 0x3c000000u + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20;
+  // Denormal results: adding 2^14 makes the FPU round to multiples of 2^-9, the denormal grid.
+  const uint32_t denormal =
+      std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude < kSmallestNormal ? magnitude : 0u) +
+                              0x1p14f) -
+      std::bit_cast<uint32_t>(0x1p14f);
+  uint32_t result = magnitude < kSmallestNormal ? denormal : normal;
+  result = result > kLargest ? kLargest : result;
+  result = magnitude > 0x7f800000u ? 0x7fu : result;  // NaN
+  return F8E4M3{static_cast<uint8_t>(sign | result)};
+}
 
 template <typename T>
 CROSSDOCK_HOST_DEVICE constexpr T from_float(float value) = delete;

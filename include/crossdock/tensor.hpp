@@ -230,19 +230,4 @@ class CROSSDOCK_API BufferPool {
   std::shared_ptr<State> state_;
 };
 
-/// Converts fp8 rows with scales, as dispatch delivers them, to bf16.
-/// out[r, d] = round(rows[r, d] * scale of d's group in row r): the product in fp32, one rounding.
-/// `out` must not overlap the inputs.
-struct Fp8ToBf16Args {
-  ConstTensorView rows{};    // [R, D] fp8 e4m3
-  ConstTensorView scales{};  // [R, ceil(D/128)] fp32, or [R, ceil(D/32)] e8m0 (MXFP8)
-  TensorView out{};          // [R, D] bf16
-  Stream stream{};           // for tensors on a GPU; all three must be on one device
-};
-CROSSDOCK_API void fp8_to_bf16(const Fp8ToBf16Args& args);
-
-/// Number of values that share a scale: 128 with fp32 scales, 32 with e8m0.
-/// Throws Error(kInvalidArgument) for other dtypes.
-[[nodiscard]] CROSSDOCK_API int64_t fp8_group_size(DType scale_dtype);
-
 }  // namespace crossdock

@@ -14,6 +14,7 @@ from ._dispatcher import CombineGradients, Dispatcher
 from ._dtype import DType
 from ._errors import Error, ErrorCode
 from ._experts import Experts, ExpertsSaved, ExpertWeights
+from ._fp8 import QuantisedRows, dequantise_rows, quantise_rows
 from ._group import Bootstrap, Group
 from ._layer import Layer, LayerForward, LayerGradients, LayerLosses, LayerSaved, LayerWeights, update_expert_bias
 from ._library import __version__, find_library
@@ -44,10 +45,13 @@ __all__ = [
     "Pending",
     "PendingDispatch",
     "Plan",
+    "QuantisedRows",
     "Tensor",
     "WaitNotice",
     "__version__",
+    "dequantise_rows",
     "find_library",
     "plan",
+    "quantise_rows",
     "update_expert_bias",
 ]

@@ -330,6 +330,8 @@ FUNCTIONS = {
     "begin_combine": "i p p p p p",
     "finish_combine": "i p p p",
     "pending_destroy": "v p",
+    "quantise_rows": "i p",
+    "dequantise_rows": "i p",
     "experts_create": "i p p",
     "experts_destroy": "v p",
     "experts_forward": "i p p p",

@@ -1,8 +1,34 @@
-"""The structs of crossdock.h for experts, layers and the planner; see _abi.py."""
+"""The structs of crossdock.h for fp8, experts, layers and the planner; see _abi.py."""
 import ctypes
 from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 
 from ._abi import COutput, CTensor, DispatchConfig, Sized, Struct
+
+# ---- Rows in fp8 ----
+
+
+class QuantiseRowsArgs(Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("x", CTensor),
+        ("values", CTensor),
+        ("scales", CTensor),
+        ("amax_floor", c_double),
+        ("scale", c_int32),
+        ("padding", c_int32),
+        ("stream", c_void_p),
+    ]
+
+
+class DequantiseRowsArgs(Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("values", CTensor),
+        ("scales", CTensor),
+        ("out", CTensor),
+        ("stream", c_void_p),
+    ]
+
 
 # ---- Experts ----
 

@@ -137,7 +137,7 @@ class Array(Owner):
             raise TypeError("the array is in the memory of a GPU: use DLPack, e.g. torch.from_dlpack(array)")
         array = numpy.asarray(self)
         if self.fields[6] in _WITHOUT_NUMPY:
-            array = array.view(_ml_dtype(self.dtype, array.dtype))
+            array = array.view(ml_dtype(self.dtype, array.dtype))
         return array
 
     def __repr__(self) -> str:
@@ -425,7 +425,7 @@ def fields_at(struct_: ctypes.Structure, offset: int) -> Fields:
     return _LAYOUT.unpack_from(struct_, offset)
 
 
-def _ml_dtype(dtype: DType, otherwise: Any) -> Any:
+def ml_dtype(dtype: DType, otherwise: Any) -> Any:
     try:
         import ml_dtypes
     except ImportError:

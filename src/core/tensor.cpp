@@ -40,24 +40,6 @@ DType parse_dtype(std::string_view name) {
   return kNames[index_of_name("dtype", name, kNames, &NamedDType::second)].first;
 }
 
-F8E4M3 to_f8e4m3(float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  const uint32_t sign = (bits >> 24) & 0x80u;
-  const uint32_t magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return F8E4M3{static_cast<uint8_t>(sign | 0x7fu)};
-  constexpr uint32_t kSmallestNormal = 0x3c800000u;  // 2^-6
-  uint32_t result = 0;
-  if (magnitude < kSmallestNormal) {
-    // Adding 2^14 makes the FPU round to multiples of 2^-9, the denormal grid.
-    result = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0x1p14f) -
-             std::bit_cast<uint32_t>(0x1p14f);
-  } else {
-    result = (magnitude - 0x3c000000u + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20;
-  }
-  constexpr uint32_t kLargest = 0x7eu;  // 448
-  return F8E4M3{static_cast<uint8_t>(sign | (result > kLargest ? kLargest : result))};
-}
-
 std::optional<int64_t> product_within(int64_t limit, std::initializer_list<int64_t> factors) {
   if (std::find(factors.begin(), factors.end(), 0) != factors.end()) return 0;
   int64_t product = 1;

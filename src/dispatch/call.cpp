@@ -4,6 +4,7 @@
 
 #include "core/check.hpp"
 #include "core/tensor_check.hpp"
+#include "crossdock/fp8.hpp"
 #include "crossdock/tensor.hpp"
 
 namespace crossdock {

@@ -50,7 +50,7 @@ void check_supported(DType dtype, Device device) {
   if (device.is_cpu() || (!is_fp8 && dtype != DType::kF64)) return;
   throw Error(ErrorCode::kUnsupported,
               concat("experts on a GPU compute in fp32, bf16 or fp16, not in ", name_of(dtype),
-                     is_fp8 ? "; convert the rows with fp8_to_bf16" : ""));
+                     is_fp8 ? "; convert the rows with dequantise_rows" : ""));
 }
 
 void check_supported(const ExpertsConfig& config, DType dtype, Device device) {

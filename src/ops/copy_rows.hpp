@@ -65,8 +65,4 @@ void copy_blocks(const CopyBlocksArgs& args);
 void for_row_blocks(ThreadPool& pool, int64_t count, int64_t row_bytes,
                     const std::function<void(int64_t first, int64_t last)>& body);
 
-/// fp8_to_bf16 for checked tensors on a GPU. Same bits as on the CPU.
-void fp8_to_bf16_on_device(const Fp8ToBf16Args& args);
-void load_fp8_rows();  // before ranks that share a GPU wait for each other; in builds with CUDA
-
 }  // namespace crossdock::ops

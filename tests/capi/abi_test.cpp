@@ -218,7 +218,30 @@ TEST(CAbi, CombineBackwardResult) {
   EXPECT_FIELD(crossdock_combine_backward_result, grad_weights, 72);
 }
 
+TEST(CAbi, QuantiseRowsArgs) {
+  EXPECT_SIZE(crossdock_quantise_rows_args, 200);
+  EXPECT_FIELD(crossdock_quantise_rows_args, struct_size, 0);
+  EXPECT_FIELD(crossdock_quantise_rows_args, x, 8);
+  EXPECT_FIELD(crossdock_quantise_rows_args, values, 64);
+  EXPECT_FIELD(crossdock_quantise_rows_args, scales, 120);
+  EXPECT_FIELD(crossdock_quantise_rows_args, amax_floor, 176);
+  EXPECT_FIELD(crossdock_quantise_rows_args, scale, 184);
+  EXPECT_FIELD(crossdock_quantise_rows_args, padding, 188);
+  EXPECT_FIELD(crossdock_quantise_rows_args, stream, 192);
+}
+
+TEST(CAbi, DequantiseRowsArgs) {
+  EXPECT_SIZE(crossdock_dequantise_rows_args, 184);
+  EXPECT_FIELD(crossdock_dequantise_rows_args, struct_size, 0);
+  EXPECT_FIELD(crossdock_dequantise_rows_args, values, 8);
+  EXPECT_FIELD(crossdock_dequantise_rows_args, scales, 64);
+  EXPECT_FIELD(crossdock_dequantise_rows_args, out, 120);
+  EXPECT_FIELD(crossdock_dequantise_rows_args, stream, 176);
+}
+
 TEST(CAbi, Constants) {
+  EXPECT_EQ(CROSSDOCK_FP8_SCALE_POW2, 0);
+  EXPECT_EQ(CROSSDOCK_FP8_SCALE_EXACT, 1);
   EXPECT_EQ(CROSSDOCK_OK, 0);
   EXPECT_EQ(CROSSDOCK_INVALID_ARGUMENT, 1);
   EXPECT_EQ(CROSSDOCK_MISMATCH, 2);

@@ -41,6 +41,8 @@ int count_wrong_inits(void) {
   CHECK(crossdock_experts_config, CROSSDOCK_EXPERTS_CONFIG_INIT);
   CHECK(crossdock_experts_forward_args, CROSSDOCK_EXPERTS_FORWARD_ARGS_INIT);
   CHECK(crossdock_experts_backward_args, CROSSDOCK_EXPERTS_BACKWARD_ARGS_INIT);
+  CHECK(crossdock_quantise_rows_args, CROSSDOCK_QUANTISE_ROWS_ARGS_INIT);
+  CHECK(crossdock_dequantise_rows_args, CROSSDOCK_DEQUANTISE_ROWS_ARGS_INIT);
   CHECK(crossdock_router_config, CROSSDOCK_ROUTER_CONFIG_INIT);
   CHECK(crossdock_layer_config, CROSSDOCK_LAYER_CONFIG_INIT);
   CHECK(crossdock_layer_forward_args, CROSSDOCK_LAYER_FORWARD_ARGS_INIT);

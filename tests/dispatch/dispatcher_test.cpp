@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "crossdock/extend/strategy.hpp"
+#include "crossdock/fp8.hpp"
 #include "crossdock/tensor.hpp"
 #include "dispatch/random_case.hpp"
 
@@ -347,7 +348,7 @@ TEST_P(EveryStrategy, CarriesFp8WithItsScales) {
           dispatcher.dispatch(plan, {.x = tensors.x.view, .scales = scale_tensor.view});
       const Buffer rows(sent.rows.view.num_elements() * 2);
       const TensorView out = rows.view(DType::kBF16, sent.rows.view.shape);
-      fp8_to_bf16({.rows = sent.rows.view, .scales = sent.row_scales.view, .out = out});
+      dequantise_rows({.values = sent.rows.view, .scales = sent.row_scales.view, .out = out});
       arrived[r] = to_values(out);
     });
     expect_same_bits("rows", arrived, reference::dispatch(layout, 130, values));

@@ -25,7 +25,7 @@ SETS = {  # modules, and the numbers of ranks that they have cases for, in this 
     "torch": (
         [
             *("case_compile", "case_training", "case_layer_training", "case_checkpoint", "case_checkpoint_ranks"),
-            *("case_gradients", "case_convert", "case_layer_transformers"),
+            *("case_gradients", "case_convert", "case_fp8", "case_layer_transformers"),
         ],
         [1, 2, 4],
     ),
@@ -33,7 +33,7 @@ SETS = {  # modules, and the numbers of ranks that they have cases for, in this 
     "megatron": (["case_layer_megatron", "case_megatron"], [1, 2, 4]),  # last: it changes torch, to run on the CPU
     "transformers": (["case_hf_experts"], [1]),  # 5.20 or later
     "transformers-parallel": (["case_hf_parallel"], [2, 4]),  # 5.23 or later
-    "cuda": (["case_cuda", "case_cuda_calls", "case_cuda_layer", "case_cuda_options"], [1, 2]),
+    "cuda": (["case_cuda", "case_cuda_calls", "case_cuda_fp8", "case_cuda_layer", "case_cuda_options"], [1, 2]),
     "cuda-frameworks": (["case_cuda_megatron", "case_cuda_titan"], [1, 2]),
     "cuda-transformers": (["case_cuda_hf"], [1, 2]),
 }

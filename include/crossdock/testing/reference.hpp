@@ -6,6 +6,7 @@
 
 #include "crossdock/dtype.hpp"
 #include "crossdock/experts.hpp"
+#include "crossdock/fp8.hpp"
 #include "crossdock/plan.hpp"
 #include "crossdock/tensor.hpp"
 
@@ -180,6 +181,25 @@ CROSSDOCK_API MlpGradients mlp_backward(const MlpConfig& config, const MlpWeight
                                         const std::vector<double>& rows,
                                         const std::vector<double>& row_weights,
                                         const std::vector<double>& grad_y);
+
+/// The nearest value of fp8 e4m3, ties to the even one; 448 for larger values.
+CROSSDOCK_API double round_to_e4m3(double value);
+
+/// Arguments of crossdock::quantise_rows.
+struct Fp8Format {
+  int64_t width = 0;  // D
+  int64_t group = 128;
+  Fp8Scale scale = Fp8Scale::kPow2;
+  double amax_floor = 0.0;  // representable in fp32
+};
+
+struct Fp8Rows {
+  std::vector<double> values;  // [T, D]
+  std::vector<double> scales;  // [T, ceil(D/group)]
+};
+
+/// x [T, D] in fp8, by the formulas of crossdock::quantise_rows.
+CROSSDOCK_API Fp8Rows quantise_rows(const std::vector<double>& x, const Fp8Format& format);
 
 /// A whole layer after the router.
 struct LayerInput {

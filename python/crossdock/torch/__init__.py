@@ -13,6 +13,7 @@ from .checkpoint import Checkpoint
 from .dispatcher import Dispatched, Dispatcher, Handle
 from .expert_tensors import number_experts
 from .experts import GroupedExperts
+from .fp8 import QuantisedRows, dequantise_rows, quantise_rows
 from .gradients import clip_grad_norm_, scale_expert_gradients_
 from .groups import close, group
 from .layer import MoELayer
@@ -32,11 +33,14 @@ __all__ = [
     "MoELayer",
     "Pending",
     "PendingDispatch",
+    "QuantisedRows",
     "TitanTokenDispatcher",
     "clip_grad_norm_",
     "close",
+    "dequantise_rows",
     "group",
     "number_experts",
+    "quantise_rows",
     "save_ops",
     "scale_expert_gradients_",
     "set_loss_scale",

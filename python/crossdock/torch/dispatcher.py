@@ -7,7 +7,7 @@ import crossdock
 from crossdock._library import lib
 from crossdock._owner import Shared
 
-from . import calls, ops
+from . import calls, fp8, ops
 from .core import Core
 from .groups import group_of
 from .pending import Pending, PendingDispatch
@@ -30,11 +30,14 @@ class Handle(NamedTuple):
 class Dispatched(NamedTuple):
     """The result of `dispatch`: R rows, grouped by local expert in ascending order."""
 
-    rows: torch.Tensor  #: [R, D] dtype of x
+    rows: torch.Tensor  #: [R, D] dtype of x; with wire="fp8" as wire_rows says
     row_weights: Optional[torch.Tensor]  #: [R] dtype of weights; 0 in pad rows. None with row_weights=False
     tokens_per_expert: torch.Tensor  #: [E_local] int64, on the device of x: rows of each expert, pad rows included
     handle: Handle
-    row_scales: Optional[torch.Tensor] = None  #: [R, ...] dtype of the scales, with fp8 tokens only
+    row_scales: Optional[torch.Tensor] = None  #: [R, ...] dtype of the scales, with rows in fp8 only
+    #: [R, D] zeros without memory, with wire_rows="fp8": pass it to your own autograd function, whose backward returns the
+    #: gradient of the rows for it; autograd would round a gradient of `rows` to fp8
+    anchor: Optional[torch.Tensor] = None
 
     @property
     def tokens_per_expert_cpu(self) -> torch.Tensor:
@@ -72,11 +75,25 @@ class Dispatcher(Shared):
         max_routes_per_token: with maps [T, E] on a GPU: the largest number of bits set for a token.
         copies: copies of a token that dispatch sends between GPUs of one node: "per_route", "per_rank" or "auto" (per rank if the
             ranks are on several GPUs).
+        wire: "fp8": `dispatch` sends rows in fp8 e4m3 with a power of two per 128 values, about half the bytes of bf16; its
+            backward, and combine, send what they are given. Tokens with scales, and begin_dispatch, are quantised by you.
+            None: rows as they are.
+        wire_rows: what experts get with wire="fp8": rows in "bf16" (fp16 if x is fp16), or in "fp8" with row_scales.
     """
 
     def __init__(
-        self, group: Any = None, *, num_experts: int, top_k: int, width: int, **options: "Unpack[DispatchOptions]"
+        self,
+        group: Any = None,
+        *,
+        num_experts: int,
+        top_k: int,
+        width: int,
+        wire: Optional[str] = None,
+        wire_rows: str = "bf16",
+        **options: "Unpack[DispatchOptions]",
     ):
+        fp8.check_wire(wire, wire_rows)
+        self._wire, self._keeps_fp8 = wire, wire_rows == "fp8"
         sizes = dict(num_experts=num_experts, top_k=top_k, width=width)
         self._core: Optional[Core] = Core(group_of(group), {"nonfinite": "propagate", **sizes, **options})
         self._key = self._core.key
@@ -114,6 +131,8 @@ class Dispatcher(Shared):
         """
         tensor = torch.Tensor
         if isinstance(x, tensor) and isinstance(expert_ids, tensor) and isinstance(weights, tensor):
+            if self._wire is not None:
+                return self._dispatch_fp8(x, expert_ids, weights, row_weights)
             rows, sent, counts, plan = ops.dispatch(x, expert_ids, weights, self._key, row_weights)
             return Dispatched(rows, sent if row_weights else None, counts, Handle(plan, expert_ids, weights))
         x, scales = self._tokens(x, expert_ids, weights)
@@ -130,6 +149,8 @@ class Dispatcher(Shared):
         num_chunks: at most so many chunks of whole local experts; see PendingDispatch.chunks. Identical on every rank.
         """
         x, scales = self._tokens(x, expert_ids, weights)
+        if self._wire is not None and scales is None:
+            self._open().refuse(ValueError('with wire="fp8", begin_dispatch takes the results of quantise_rows'))
         if isinstance(num_chunks, bool) or not isinstance(num_chunks, int):
             self._open().refuse(TypeError(f"num_chunks must be an integer, got {type(num_chunks).__name__}"))
         with_scales = (scales, num_chunks)
@@ -164,6 +185,15 @@ class Dispatcher(Shared):
         if is_transformed((tokens, weights)):
             self._open().refuse(transform_error())
         return tokens, scales
+
+    def _dispatch_fp8(
+        self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, row_weights: bool
+    ) -> Dispatched:
+        call = (x, expert_ids, weights, self._key, row_weights, self._keeps_fp8)
+        rows, sent, counts, plan, scales, anchor = fp8.dispatch(*call)
+        handle = Handle(plan, expert_ids, weights)
+        extra = (scales, anchor) if self._keeps_fp8 else ()
+        return Dispatched(rows, sent if row_weights else None, counts, handle, *extra)
 
     def combine(self, y: torch.Tensor, handle: Handle, *, weighted: bool = True) -> torch.Tensor:
         """Sums the rows y [R, D] of each token: out [T, D], in the dtype of y. Collective.

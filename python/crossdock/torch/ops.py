@@ -254,5 +254,5 @@ def save_ops() -> "Set[torch._ops.OpOverload]":
     """The operators whose results selective checkpointing should save instead of communicating again."""
     if not HAS_OPERATORS:
         return set()
-    names = ("dispatch", "combine", "combine_unweighted", "whole_layer", "sum_over_group")
+    names = ("dispatch", "dispatch_fp8", "combine", "combine_unweighted", "whole_layer", "sum_over_group")
     return {getattr(torch.ops.crossdock, name).default for name in names}

@@ -20,8 +20,8 @@
 #include "dispatch/cuda/kernels/link_rows.hpp"
 #include "dispatch/cuda/kernels/move_rows.hpp"
 #include "dispatch/cuda/kernels/scatter.hpp"
-#include "ops/copy_rows.hpp"
 #include "ops/cuda/device_rows.hpp"
+#include "ops/fp8_rows.hpp"
 #include "plan/cuda/device_plan.hpp"
 #include "plan/local_routes.hpp"
 

@@ -15,7 +15,7 @@ void check_product_dtype(DType dtype) {
   if (dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32) return;
   throw Error(ErrorCode::kUnsupported,
               concat("grouped products on a GPU take bf16, fp16 or fp32, got ", name_of(dtype),
-                     dtype == DType::kF8E4M3 ? "; convert rows with fp8_to_bf16" : ""));
+                     dtype == DType::kF8E4M3 ? "; convert rows with dequantise_rows" : ""));
 }
 
 // Results may also be unrounded sums.

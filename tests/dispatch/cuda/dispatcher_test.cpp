@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "crossdock/fp8.hpp"
 #include "crossdock/tensor.hpp"
 #include "dispatch/cuda/step.hpp"
 
@@ -174,9 +175,9 @@ TEST_F(CudaDispatcher, MovesFp8WithScalesAndMakesBf16OfIt) {
       const DispatchResult wanted = on_cpu.dispatch(cpu_plan, {.x = x_view, .scales = scale_view});
       const Shape shape{cpu_plan.num_rows(), config.width};
       const Buffer wanted_rows(shape.num_elements() * 2);
-      fp8_to_bf16({.rows = wanted.rows.view,
-                   .scales = wanted.row_scales.view,
-                   .out = wanted_rows.view(DType::kBF16, shape)});
+      dequantise_rows({.values = wanted.rows.view,
+                       .scales = wanted.row_scales.view,
+                       .out = wanted_rows.view(DType::kBF16, shape)});
 
       const OwnedTensor x_there = to_device(x_view, rank.stream);
       const OwnedTensor scales_there = to_device(scale_view, rank.stream);
@@ -184,10 +185,10 @@ TEST_F(CudaDispatcher, MovesFp8WithScalesAndMakesBf16OfIt) {
       const DispatchResult moved =
           rank.dispatcher.dispatch(plan, {.x = x_there.view, .scales = scales_there.view});
       const OwnedTensor rows = device_tensor(DType::kBF16, shape, rank.stream);
-      fp8_to_bf16({.rows = moved.rows.view,
-                   .scales = moved.row_scales.view,
-                   .out = rows.view,
-                   .stream = rank.stream.view()});
+      dequantise_rows({.values = moved.rows.view,
+                       .scales = moved.row_scales.view,
+                       .out = rows.view,
+                       .stream = rank.stream.view()});
       EXPECT_EQ(to_host(moved.rows.view, rank.stream), bytes_of(wanted.rows.view));
       EXPECT_EQ(to_host(moved.row_scales.view, rank.stream), bytes_of(wanted.row_scales.view));
       EXPECT_EQ(to_host(rows.view, rank.stream), bytes_of(wanted_rows.view(DType::kBF16, shape)));
