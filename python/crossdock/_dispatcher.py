@@ -1,7 +1,9 @@
 """Dispatchers: carry tokens to the ranks of their experts, and results back."""
 import ctypes
+import difflib
 from ctypes import byref
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Sequence, Tuple, Union
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ._abi import (
     CombineBackwardArgs,
@@ -27,8 +29,8 @@ from ._tensor import Array, ArrayLike, Marshal, handle_in, result
 if TYPE_CHECKING:
     from typing_extensions import TypedDict, Unpack
 
-    class DispatchOptions(TypedDict, total=False):
-        """The keyword arguments of dispatchers beside their sizes."""
+    class DispatchKeywords(TypedDict, total=False):
+        """The keyword arguments of Dispatcher that are DispatchOptions."""
 
         alignment: int
         max_rows: Optional[int]
@@ -90,51 +92,73 @@ def partial_sums_value(value: Union[bool, str]) -> int:
     return PARTIAL_SUMS[value]
 
 
-def dispatch_config(
-    *,
-    num_experts: int,
-    top_k: int,
-    width: int,
-    alignment: int = 1,
-    max_rows: Optional[int] = None,
-    placement: Optional[Sequence[int]] = None,
-    strategy: str = "auto",
-    capacity_factor: Optional[float] = None,
-    capacity_tokens: Optional[int] = None,
-    pad_to_capacity: bool = False,
-    drop_policy: str = "position",
-    nonfinite: str = "reject",
-    partial_sums: Union[bool, str] = False,
-    keep_empty_segments: bool = False,
-    max_routes_per_token: Optional[int] = None,
-    copies: str = "auto",
-) -> DispatchConfig:
-    if capacity_factor == 0:  # to the library, 0 means no capacity
-        raise ValueError("capacity_factor must be positive, got 0; None: no capacity")
-    places = None
-    if placement is not None:
-        ranks = list(placement)
-        if len(ranks) != num_experts:
-            raise ValueError(f"placement must have num_experts ({num_experts}) entries, got {len(ranks)}")
-        places = int_array("placement", ranks, ctypes.c_int32)
-    return DispatchConfig(
-        num_experts=num_experts,
-        top_k=top_k,
-        width=width,
-        alignment=alignment,
-        max_rows=max_rows or 0,
-        placement=places,
-        strategy=strategy.encode(),
-        capacity_factor=capacity_factor or 0,
-        capacity_tokens=capacity_tokens or 0,
-        pad_to_capacity=pad_to_capacity,
-        drop_policy=choice("drop_policy", drop_policy, DROP_POLICIES),
-        nonfinite=choice("nonfinite", nonfinite, NONFINITE),
-        partial_sums=partial_sums_value(partial_sums),
-        keep_empty_segments=keep_empty_segments,
-        max_routes_per_token=max_routes_per_token or 0,
-        copies=choice("copies", copies, COPIES),
-    )
+@dataclass(frozen=True)
+class DispatchOptions:
+    """The options of a Dispatcher, which documents them, in one place: everything but E, K and D."""
+
+    alignment: int = 1
+    max_rows: Optional[int] = None
+    placement: Optional[Sequence[int]] = None
+    strategy: str = "auto"
+    capacity_factor: Optional[float] = None
+    capacity_tokens: Optional[int] = None
+    pad_to_capacity: bool = False
+    drop_policy: str = "position"
+    nonfinite: str = "reject"
+    partial_sums: Union[bool, str] = False
+    keep_empty_segments: bool = False
+    max_routes_per_token: Optional[int] = None
+    copies: str = "auto"
+
+    @staticmethod
+    def of(**options: Any) -> "DispatchOptions":
+        known = [field.name for field in fields(DispatchOptions)]
+        for name in options:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, 1)
+                raise TypeError(f"Dispatcher has no option {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+        return DispatchOptions(**options)
+
+    def config(self, num_experts: int, top_k: int, width: int) -> DispatchConfig:
+        """For the library, which makes its own checks in the first call: here are those that it cannot make."""
+        for name in ("max_rows", "capacity_factor", "capacity_tokens", "max_routes_per_token"):
+            if getattr(self, name) == 0:  # to the library, 0 means none
+                raise ValueError(f"{name} must be positive, got 0; None: no {'limit' if name.startswith('max') else 'capacity'}")
+        if not isinstance(self.strategy, str):
+            raise ValueError(f"strategy must be a string, got {self.strategy!r}")
+        places = None
+        if self.placement is not None:
+            ranks = list(self.placement)
+            if len(ranks) != num_experts:
+                raise ValueError(f"placement must have num_experts ({num_experts}) entries, got {len(ranks)}")
+            places = int_array("placement", ranks, ctypes.c_int32)
+        return DispatchConfig(
+            num_experts=num_experts,
+            top_k=top_k,
+            width=width,
+            alignment=self.alignment,
+            max_rows=self.max_rows or 0,
+            placement=places,
+            strategy=self.strategy.encode(),
+            capacity_factor=self.capacity_factor or 0,
+            capacity_tokens=self.capacity_tokens or 0,
+            pad_to_capacity=self.pad_to_capacity,
+            drop_policy=choice("drop_policy", self.drop_policy, DROP_POLICIES),
+            nonfinite=choice("nonfinite", self.nonfinite, NONFINITE),
+            partial_sums=partial_sums_value(self.partial_sums),
+            keep_empty_segments=self.keep_empty_segments,
+            max_routes_per_token=self.max_routes_per_token or 0,
+            copies=choice("copies", self.copies, COPIES),
+        )
+
+    def changed(self) -> List[str]:
+        """Those that differ from their defaults, as name=value."""
+        shown = ((field.name, getattr(self, field.name), field.default) for field in fields(self))
+        return [f"{name}={value!r}" for name, value, default in shown if value != default]
+
+
+def dispatch_config(*, num_experts: int, top_k: int, width: int, **options: Any) -> DispatchConfig:
+    return DispatchOptions.of(**options).config(num_experts, top_k, width)
 
 
 class Dispatcher(Shared):
@@ -150,7 +174,13 @@ class Dispatcher(Shared):
     """
 
     def __init__(
-        self, group: Group, *, num_experts: int, top_k: int, width: int, **options: "Unpack[DispatchOptions]"
+        self,
+        group: Group,
+        *,
+        num_experts: int,
+        top_k: int,
+        width: int,
+        **options: "Unpack[DispatchKeywords]",
     ):
         """Not collective. The configuration must be identical on every rank; the first plan checks it.
 
@@ -171,20 +201,22 @@ class Dispatcher(Shared):
         copies: copies of a token that dispatch sends between GPUs of one node: "per_route", one per row; "per_rank", one
             per rank, copied there to the token's other rows; "auto": per rank if the ranks are on several GPUs
         """
-        config = dispatch_config(num_experts=num_experts, top_k=top_k, width=width, **options)
+        self.num_experts, self.top_k, self.width = num_experts, top_k, width
+        self.group, self._rank = group, group.rank
+        self._given = DispatchOptions.of(**options)
+        config = self._given.config(num_experts, top_k, width)
         handle = ctypes.c_void_p()
         check(lib.dispatcher_create(group._handle, byref(config), byref(handle)))
         self._own(lib.dispatcher_destroy, handle)
-        self.group = group
-        self.num_experts = num_experts
-        self.top_k = top_k
-        self.width = width
         self._handle: Optional[int] = handle.value
-        self._rank = group.rank
         self._stream = 0
         self._options: Any = None  # passed to the last set_stream
 
     # ---- Not collective ----
+
+    def __repr__(self) -> str:
+        sizes = [f"num_experts={self.num_experts}, top_k={self.top_k}, width={self.width}"]
+        return f"Dispatcher({', '.join([*sizes, *self._given.changed()])}, rank {self._rank} of {self.group.size})"
 
     @property
     def strategy(self) -> str:

@@ -30,7 +30,10 @@ WRONG_OPTIONS = (
     (dict(etp=3, report=True), "etp (3) must divide the number of ranks of the group"),
     (dict(activation="gelu", interleaved=True, report=True), "interleaved needs one of the activations"),
     (dict(top_k=1, report=True, normalise=True), "normalise=True with top_k=1 would make every weight 1; pass normalise=False"),
-    (dict(capacity_factor=0), "capacity_factor"),
+    (dict(capacity_factor=0), "capacity_factor must be positive, got 0"),
+    (dict(max_rows=0), "max_rows must be positive, got 0"),
+    (dict(strategy="dirct"), "; did you mean 'direct'?"),
+    (dict(strategy=7), "strategy must be a string, got 7"),
 )
 
 
@@ -133,6 +136,10 @@ def tensors_that_the_library_cannot_read_are_named_on_every_rank(rank, world):
 
 @case(1)
 def a_layer_shows_its_options(rank, world):
+    dispatcher = Dispatcher(num_experts=E, top_k=2, width=D, alignment=8)
+    assert repr(dispatcher) == "Dispatcher(num_experts=8, top_k=2, width=8, alignment=8, nonfinite='propagate', rank 0 of 1)"
+    with raises(TypeError, "Dispatcher has no option 'aligment'; did you mean 'alignment'?"):
+        Dispatcher(num_experts=E, top_k=2, width=D, aligment=8)
     layer = MoELayer(**SIZES, score="sigmoid", aux_loss_coeffs={"batch": 0.1}, shared_inner=3, activation="geglu", bias=True)
     text = repr(layer)
     for words in (

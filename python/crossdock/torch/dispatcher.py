@@ -16,7 +16,7 @@ from .registration import is_transformed, transform_error
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from crossdock._dispatcher import DispatchOptions
+    from crossdock._dispatcher import DispatchKeywords
 
 
 class Handle(NamedTuple):
@@ -90,13 +90,16 @@ class Dispatcher(Shared):
         width: int,
         wire: Optional[str] = None,
         wire_rows: str = "bf16",
-        **options: "Unpack[DispatchOptions]",
+        **options: "Unpack[DispatchKeywords]",
     ):
         fp8.check_wire(wire, wire_rows)
         self._wire, self._keeps_fp8 = wire, wire_rows == "fp8"
         sizes = dict(num_experts=num_experts, top_k=top_k, width=width)
         self._core: Optional[Core] = Core(group_of(group), {"nonfinite": "propagate", **sizes, **options})
         self._key = self._core.key
+
+    def __repr__(self) -> str:
+        return repr(self._core.dispatcher) if self._core is not None else "Dispatcher(closed)"
 
     @property
     def group(self) -> crossdock.Group:

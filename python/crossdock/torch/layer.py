@@ -32,10 +32,10 @@ from .whole_layer import LayerState, delayed_gradients, whole_layer
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from crossdock._dispatcher import DispatchOptions as OptionsOfDispatch
+    from crossdock._dispatcher import DispatchKeywords
 
-    class LayerOptions(OptionsOfDispatch, total=False):
-        """The keyword arguments of MoELayer that are not spelled out there, beside those of Dispatcher."""
+    class LayerOptions(DispatchKeywords, total=False):
+        """The keyword arguments of MoELayer that are not spelled out there."""
 
         num_groups: int
         group_top_k: int

@@ -1,13 +1,18 @@
 """The configuration of a MoELayer, checked when it is made."""
 import difflib
+import functools
 import math
 import numbers
+import re
 from dataclasses import dataclass, fields, replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from crossdock._dispatcher import COPIES, DROP_POLICIES, NONFINITE, PARTIAL_SUMS, dispatch_config
+import crossdock
+from crossdock._dispatcher import COPIES, DROP_POLICIES, NONFINITE, PARTIAL_SUMS
 from crossdock._experts import ACTIVATIONS, GATED, WEIGHTS_IN
 from crossdock._layer import AUX_LOSS_SCOPES, GROUP_SCORES, SCORES
+
+from .groups import group_of_one
 
 _CHOICES: Dict[str, Any] = {
     "score": SCORES,
@@ -19,7 +24,6 @@ _CHOICES: Dict[str, Any] = {
     "nonfinite": NONFINITE,
     "partial_sums": PARTIAL_SUMS,
     "copies": COPIES,
-    "strategy": ("auto", "direct", "hierarchical", "alltoall", "allgather"),
     "gradients": ("averaged", "summed"),
 }
 _POSITIVE = ("num_experts", "top_k", "width", "inner", "num_groups", "group_top_k", "overlap_chunks", "etp")
@@ -62,22 +66,10 @@ class ExpertOptions:
 
 
 @dataclass(frozen=True)
-class DispatchOptions:
+class DispatchOptions(crossdock._dispatcher.DispatchOptions):
     """How rows travel: the options of `Dispatcher`."""
 
-    alignment: int = 1
-    max_rows: Optional[int] = None
-    placement: Optional[Sequence[int]] = None
-    strategy: str = "auto"
-    capacity_factor: Optional[float] = None
-    capacity_tokens: Optional[int] = None
-    pad_to_capacity: bool = False
-    drop_policy: str = "position"
     nonfinite: str = "propagate"
-    partial_sums: Union[bool, str] = False
-    keep_empty_segments: bool = False
-    max_routes_per_token: Optional[int] = None
-    copies: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -178,8 +170,8 @@ class LayerConfig(DispatchOptions, ExpertOptions, RouterOptions):
             check_choice("a scope of aux_loss_coeffs", scope, AUX_LOSS_SCOPES)
             _check_number(f"aux_loss_coeffs[{scope!r}]", value, True)
         self._check_sizes(num_ranks)
-        sizes = {name: getattr(self, name) for name in ("num_experts", "top_k", "width")}
-        dispatch_config(**sizes, **self.part(DispatchOptions))
+        self.config(self.num_experts, self.top_k, self.width)
+        _check_strategy(self.strategy)
         if has_own_experts:
             self._check_own_experts()
 
@@ -279,6 +271,18 @@ def check_choice(name: str, value: Any, values: Any) -> None:
     except TypeError:  # not hashable
         pass
     raise ValueError(f"{name} must be one of {', '.join(map(str, values))}, got {value!r}{close_matches(value, list(values))}")
+
+
+@functools.lru_cache(maxsize=None)
+def _check_strategy(name: str) -> None:
+    """Asks the library, once for a name, in a plan of this rank alone without tokens."""
+    try:
+        with crossdock.Dispatcher(group_of_one(), num_experts=1, top_k=1, width=1, strategy=name) as dispatcher:
+            no_ids, no_weights = (crossdock.Tensor(0, dtype, (0, 1)) for dtype in (crossdock.DType.I32, crossdock.DType.F32))
+            dispatcher.plan(no_ids, no_weights)
+    except crossdock.Error as error:
+        text = str(error).split(": ", 1)[-1]
+        raise ValueError(text + close_matches(name, re.findall(r"[a-z]+", text.split(";")[0])[3:])) from None
 
 
 def _check_integer(name: str, value: Any, least: int) -> None:
