@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Host time of the calls of crossdock.torch: PYTHONPATH=python python3 bench/torch_overhead.py [--layer-only]
+"""Host time of the calls of crossdock.torch: PYTHONPATH=python python3 bench/torch_overhead.py [--device cpu|cuda] [--layer-only]
 
 Operators, on one rank, with one token (small) and with many (large, rows in the library's memory on the CPU), on the CPU and,
 if there is one, on a GPU, where calls only queue work:
@@ -22,7 +22,7 @@ from ctypes import byref
 
 import torch
 
-import crossdock
+import crossdock.torch
 from crossdock._abi import CombineBackwardArgs, CombineBackwardResult, COutput, CTensor
 from crossdock._abi import DispatchArgs, DispatchResult, PlanInfo, Routing
 from crossdock._library import lib
@@ -247,11 +247,14 @@ def measure_layer(group, device):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: both, if there is a GPU")
     parser.add_argument("--layer-only", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    group = crossdock.Group.from_threads(1, num_threads=1)[0]
+    group = crossdock.torch.group(num_threads=1)
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    if options.device is not None:
+        devices = [options.device]
     print(f"torch {torch.__version__}, the calls are made by {'the module' if native.module else 'Python'}")
     if not options.layer_only:
         print(f"{'':6}{'':7}{'us':10}{'C':>8}{'module':>9}{'torch':>8}{'above C':>9}{'alone':>8}{'ratio':>7}")

@@ -13,8 +13,7 @@ from ._library import lib
 from ._owner import Owner
 
 # A crossdock_tensor: address, four sizes, num_dims, dtype, device_kind, device_index.
-TENSOR_FORMAT = "Qqqqqiiii"
-_LAYOUT = struct.Struct("=" + TENSOR_FORMAT)
+_LAYOUT = struct.Struct("=Qqqqqiiii")
 assert _LAYOUT.size == ctypes.sizeof(CTensor)
 
 Fields = Tuple[int, int, int, int, int, int, int, int, int]
@@ -41,18 +40,19 @@ def fields_of(ptr: int, dtype: int, shape: Sequence[int], device: Optional[int])
 
 
 class Tensor:
-    """Contiguous memory of the caller, given by its address. Does not own it: keep it alive during the calls.
+    """Contiguous memory of the caller, given by its address. Does not own it: keep it, or `owner`, alive during the calls.
 
     `device` is the index of the GPU, or None for host memory.
     """
 
-    __slots__ = ("ptr", "dtype", "shape", "device", "fields")
+    __slots__ = ("ptr", "dtype", "shape", "device", "owner", "fields")
 
-    def __init__(self, ptr: int, dtype: int, shape: Sequence[int], device: Optional[int] = None):
+    def __init__(self, ptr: int, dtype: int, shape: Sequence[int], device: Optional[int] = None, owner: Any = None):
         self.ptr = ptr
         self.dtype = dtype
         self.shape = tuple(shape)
         self.device = device
+        self.owner = owner
         self.fields = fields_of(ptr, dtype, self.shape, device)
 
     def __repr__(self) -> str:
@@ -61,26 +61,11 @@ class Tensor:
         return f"crossdock.Tensor({self.ptr:#x}, {dtype}, {self.shape}, {place})"
 
 
-class Memory(tuple):
-    """The `Fields` of a tensor and its owner, for other parts of the package."""
+class Refused:
+    """An argument that cannot be used, and why. A call with it fails on every rank."""
 
-    owner: Any
-
-    def __new__(cls, fields: Fields, owner: Any) -> "Memory":
-        self = super().__new__(cls, fields)
-        self.owner = owner
-        return self
-
-
-class Refused(tuple):
-    """The fields of an argument that cannot be used, and why. A call with it fails on every rank."""
-
-    error: Exception
-
-    def __new__(cls, error: Exception) -> "Refused":
-        self = super().__new__(cls, _REFUSED)
+    def __init__(self, error: Exception):
         self.error = error
-        return self
 
 
 class Array(Owner):
@@ -230,10 +215,6 @@ def _array_in(value: Any, keep: List[Any], stream: int) -> Fields:
     return value.fields
 
 
-def _memory_in(value: Any, keep: List[Any], stream: int) -> Fields:
-    return value
-
-
 def _refused_in(value: Any, keep: List[Any], stream: int) -> Fields:
     raise value.error
 
@@ -281,7 +262,6 @@ _Reader = Callable[[Any, List[Any], int], Fields]
 _readers: Dict[type, _Reader] = {
     Tensor: _tensor_in,
     Array: _array_in,
-    Memory: _memory_in,
     Refused: _refused_in,
 }
 

@@ -10,7 +10,7 @@ from crossdock._library import lib
 
 from . import kept
 from .core import Core, core_of
-from .tensors import by_map, contiguous, empty, gradient_memory, is_captured, rows_on_device, stream_of
+from .tensors import by_map, contiguous, empty, gradient_memory, is_captured, stream_of
 from .tensors import usable_weights, view_of, weights_dtype
 
 
@@ -56,7 +56,7 @@ def _use_stream(caller: Any, tensor: torch.Tensor) -> None:
 
 def _rows_per_expert(plan: crossdock.Plan) -> torch.Tensor:
     if plan.device is not None:
-        return rows_on_device(plan)
+        return torch.as_tensor(plan.segment_starts, device=torch.device("cuda", plan.device)).diff()
     size = plan.num_local_experts + 1
     starts = (ctypes.c_int64 * size).from_address(plan.segment_starts_ptr)[:]
     return torch.tensor(starts, dtype=torch.int64, device="cpu").diff()

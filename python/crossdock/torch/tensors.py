@@ -4,7 +4,7 @@ from typing import Any, Optional, Sequence, Tuple
 import torch
 
 import crossdock
-from crossdock._tensor import Memory, Refused, fields_of
+from crossdock._tensor import Refused
 
 _CODES = {
     torch.float64: int(crossdock.DType.F64),
@@ -32,7 +32,8 @@ def view_of(tensor: torch.Tensor) -> Any:
         if not tensor.is_contiguous():
             return Refused(RuntimeError(f"torch cannot make the tensor contiguous: shape {tuple(shape)} of {tensor.dtype}"))
         if tensor.is_cpu or tensor.is_cuda:
-            return Memory(fields_of(tensor.data_ptr(), code, shape, tensor.get_device() if tensor.is_cuda else None), tensor)
+            device = tensor.get_device() if tensor.is_cuda else None
+            return crossdock.Tensor(tensor.data_ptr(), code, shape, device, tensor)
     except KeyError:
         pass
     except (RuntimeError, ValueError) as error:  # without memory of its own, or without dimensions
@@ -103,22 +104,3 @@ def stream_of(tensor: torch.Tensor) -> int:
 
 def is_captured(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
-class _OnDevice:
-    """Device memory in the form that torch.as_tensor accepts."""
-
-    def __init__(self, pointer: int, length: int):
-        self.__cuda_array_interface__ = {
-            "data": (pointer, False),
-            "shape": (length,),
-            "typestr": "<i8",
-            "strides": None,
-            "version": 3,
-        }
-
-
-def rows_on_device(plan: crossdock.Plan) -> torch.Tensor:
-    """[E_local] int64 on the GPU of the plan: rows of each local expert, pad rows included."""
-    memory = _OnDevice(plan.segment_starts_ptr, plan.num_local_experts + 1)
-    return torch.as_tensor(memory, device=torch.device("cuda", plan.device)).diff()
