@@ -78,7 +78,8 @@ def run_killed(place):
 def launched(program, world, **options):
     """What the ranks print, under torchrun."""
     command = [sys.executable, "-B", "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}", str(program)]
-    environment = dict(os.environ, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
+    path = os.pathsep.join(os.path.abspath(folder) for folder in os.environ["PYTHONPATH"].split(os.pathsep))
+    environment = dict(os.environ, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", PYTHONPATH=path)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, **options)
     text = done.stdout + done.stderr
     aborted_at_exit = "terminate called without an active exception" in text  # by gloo: docs/pytorch.md

@@ -6,7 +6,7 @@ from transformers.distributed.expert_parallel import EPImplementation
 
 import crossdock
 from crossdock.torch import group, ops
-from crossdock.torch.calls import core_of
+from crossdock.torch.core import core_of
 
 from . import dispatchers
 from .experts import compute, examine
