@@ -71,8 +71,8 @@ __device__ inline void allow_next_kernel() {
 #endif  // __CUDACC__
 
 inline std::mutex& loading_mutex() {
-  static auto* const mutex = new std::mutex;
-  return *mutex;
+  static std::mutex& one = *new std::mutex;
+  return one;
 }
 
 /// Loads kernels onto the current device. Otherwise a kernel is loaded at its first launch, for

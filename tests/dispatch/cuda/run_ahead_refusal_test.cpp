@@ -264,7 +264,8 @@ TEST_F(CudaRunAhead, ARefusalIsTheSameErrorFromADispatcherThatDoesNotRunAhead) {
       static_cast<void>(meets.dispatch(other_plan, {.x = rank.tensors.x.view}));
     });
     EXPECT_THAT(message, HasSubstr("rank 1: x must be [25, 24]"));
-    EXPECT_EQ(has_met, rank.group.rank() != 1);
+    // The others may find out in either call.
+    if (rank.group.rank() == 1) EXPECT_FALSE(has_met);
     expect_both_work();
   });
 }
