@@ -157,7 +157,7 @@ TEST_F(CudaBegin, EndsACallThatIsDropped) {
     if (rank.group.rank() == 0) {
       const GateOpener opener(gate);
       EXPECT_EQ(cudaStreamQuery(stream.get()), cudaErrorNotReady);
-      static_cast<void>(cudaGetLastError());  // some drivers keep it, and launches would report it
+      static_cast<void>(cudaGetLastError());  // if it is kept, launches would report it
       EXPECT_TRUE(gate.is_closed());
     }
     std::set<const void*> places;
